@@ -1,0 +1,1 @@
+"""Public names are added as the rooms are built."""
