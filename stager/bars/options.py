@@ -1,0 +1,92 @@
+"""How bar files are to be read: the options."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from stager.bars.interval import Interval
+from stager.bars.zones import Zone
+from stager.errors import ConfigError
+
+Role = Literal["time", "symbol", "open", "high", "low", "close", "volume"]
+ROLES: tuple[Role, ...] = ("time", "symbol", "open", "high", "low", "close", "volume")
+PRICES: tuple[Role, ...] = ("open", "high", "low", "close")
+
+# The years whose every instant fits into int64 nanoseconds.
+FIRST_YEAR, LAST_YEAR = 1678, 2261
+
+
+class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How bar files are to be read; what is not given is taken from the files, and reported.
+
+    Attributes
+    ----------
+    columns : dict of str to str
+        Role (time, symbol, open, high, low, close, volume) to the column's name in the file.
+    zone : str, optional
+        IANA zone or fixed offset such as ``"-05:00"`` of time stamps that carry none.
+    symbol : str, optional
+        The symbol of input without a symbol column.
+    label : {"open", "close"}
+        What a time stamp marks; ``"close"`` stamps are shifted back by the interval.
+    interval : str, optional
+        ``"1min"``, ``"5min"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"1mo"``, ``"30s"``; None: inferred.
+    allow_years : tuple of int, optional
+        First and last plausible year; None: 1980 to next year.
+    nan : {"error", "null"}
+        What a literal NaN or infinity in a price is: an error, or no price.
+    delimiter : str, optional
+        Character between the fields of a CSV file; None: taken from the header line.
+    adjustment : {"raw", "split", "total", "unknown"}
+        What prices and volume are adjusted for.
+
+    Raises
+    ------
+    ConfigError
+        If an option has an unusable value.
+    """
+
+    columns: dict[str, str] = {}
+    zone: str | None = None
+    symbol: str | None = None
+    label: Literal["open", "close"] = "open"
+    interval: str | None = None
+    allow_years: tuple[int, int] | None = None
+    nan: Literal["error", "null"] = "error"
+    delimiter: str | None = None
+    adjustment: Literal["raw", "split", "total", "unknown"] = "unknown"
+
+    def __post_init__(self) -> None:
+        for role, name in self.columns.items():
+            if role not in ROLES:
+                raise ConfigError(f"column {role}={name}: {role!r} is no role; there are: {', '.join(ROLES)}")
+        named = list(self.columns.values())
+        twice = sorted({name for name in named if named.count(name) > 1})
+        if twice:
+            raise ConfigError(f"column {twice[0]!r} is named for two roles; each role needs a column of its own")
+        if self.symbol is not None and "symbol" in self.columns:
+            raise ConfigError("symbol and column symbol=NAME are both given; leave one out")
+        if self.symbol is not None and not self.symbol.strip():
+            raise ConfigError("symbol is empty; give the symbol's name")
+        for field, value, allowed in (
+            ("label", self.label, ("open", "close")),
+            ("nan", self.nan, ("error", "null")),
+            ("adjustment", self.adjustment, ("raw", "split", "total", "unknown")),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"{field} is {value!r}; allowed are {', '.join(allowed)}")
+        if self.delimiter is not None and (len(self.delimiter.encode()) != 1 or self.delimiter in '\r\n"'):
+            raise ConfigError(f"delimiter is {self.delimiter!r}; give one character such as , ; | or a tab")
+        if self.allow_years is not None:
+            first, last = self.allow_years
+            if not FIRST_YEAR <= first <= last <= LAST_YEAR:
+                raise ConfigError(
+                    f"allow_years is {first} to {last}; give a first and a last year from {FIRST_YEAR} to {LAST_YEAR}, "
+                    "the years that int64 nanoseconds hold"
+                )
+        if self.interval is not None:
+            Interval.parse(self.interval)
+        if self.zone is not None:
+            Zone.parse(self.zone)

@@ -1,0 +1,211 @@
+"""Bar files, tables and URIs to bars: the one entry of this room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stager.bars.arrange import Arranged, Conflict, arrange
+from stager.bars.decode import Decoded, decode, decode_table
+from stager.bars.detect import Decision
+from stager.bars.interval import Interval
+from stager.bars.merge import Timestamps, merge, settle_interval, time_text
+from stager.bars.options import ReadOptions
+from stager.bars.sources import Source, find
+from stager.bars.threads import thread_count
+from stager.errors import BarsError
+
+__all__ = ["Bars", "Decision", "InputFile", "Interval", "ReadOptions", "read"]
+
+Progress: TypeAlias = Callable[[str, int, int], object]
+Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """One input that was read.
+
+    Attributes
+    ----------
+    name : str
+        Path or URI as given; ``"table"`` for a table.
+    size_nbytes : int
+        Size on disk (of a table: in memory).
+    n_rows : int
+        Rows in it.
+    n_dropped : int
+        Rows of it without a price, which are no bars.
+    """
+
+    name: str
+    size_nbytes: int
+    n_rows: int
+    n_dropped: int
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars of all symbols, sorted and unique.
+
+    Attributes
+    ----------
+    table : pyarrow.Table
+        ``symbol`` dictionary<int32, string>; ``time`` timestamp[ns, UTC], the bar's open; then float64 ``open``,
+        ``high``, ``low``, ``close``, ``volume`` if there is one, and further columns by their names. Sorted by (symbol
+        as text, time), unique, one chunk a column, no nulls: a missing value of a further column is NaN.
+    symbols : tuple of str
+        Sorted; entry i owns rows ``first_rows[i]`` to ``first_rows[i] + counts[i]``, without the last.
+    first_rows, counts : ndarray of int64, shape (n_symbols,)
+    interval : Interval or None
+        None only if there are no rows and it was not told.
+    timestamps : {"utc", "session"}
+        ``"session"``: ``time`` holds dates of daily or longer bars, kept as 00:00 UTC.
+    adjustment : {"raw", "split", "total", "unknown"}
+    decisions : tuple of Decision
+        What was decided, and from what.
+    inputs : tuple of InputFile
+    dropped : dict of str to int
+        Rows that became no bar, by reason: ``"null price"``, ``"duplicate"``.
+    warnings : tuple of str
+        Sentences about what a user should know.
+    """
+
+    table: pa.Table
+    symbols: tuple[str, ...]
+    first_rows: Int64
+    counts: Int64
+    interval: Interval | None
+    timestamps: Timestamps
+    adjustment: str
+    decisions: tuple[Decision, ...]
+    inputs: tuple[InputFile, ...]
+    dropped: dict[str, int]
+    warnings: tuple[str, ...]
+
+
+def read(source: Any, options: ReadOptions | None = None, *, progress: Progress | None = None) -> Bars:
+    """Read bars.
+
+    Parameters
+    ----------
+    source : path, URI, glob, directory, sequence of those, or pyarrow.Table
+        CSV (plain, gzip, zstd) and Parquet. Of a directory: its bar files by name, without subdirectories.
+    options : ReadOptions, optional
+        What the files don't tell.
+    progress : callable, optional
+        Called on this thread with (phase, bytes done, bytes in all); phases are ``"parse"`` and ``"sort"``.
+
+    Returns
+    -------
+    Bars
+        Owned by the caller.
+
+    Raises
+    ------
+    BarsError
+        If the input can't be read as bars, naming file, line, column, value and remedy.
+    """
+    options = options or ReadOptions()
+    inputs = [decode_table(source, options)] if isinstance(source, pa.Table) else _decode_all(source, options, progress)
+    merged = merge(inputs, options)
+    pieces = [part.piece for parts in merged.checked for part in parts]
+    n_dropped = [sum(part.n_dropped for part in parts) for parts in merged.checked]
+    try:
+        arranged = arrange(
+            pieces,
+            len(merged.symbols),
+            len(merged.names),
+            done=None if progress is None else lambda done, total: progress("sort", done, total),
+        )
+    except Conflict as conflict:
+        raise BarsError(
+            f"symbol {merged.symbols[conflict.symbol]!r} has rows of the same time {time_text(conflict.time)} that "
+            f"differ; {conflict.n_conflicts} pairs of symbol and time are like that; keep one row of each",
+            path=inputs[0].name if len(inputs) == 1 else None,
+        ) from None
+    has_rows = arranged.counts > 0
+    arranged.first_rows, arranged.counts = arranged.first_rows[has_rows], arranged.counts[has_rows]
+    symbols = tuple(symbol for symbol, has in zip(merged.symbols, has_rows, strict=True) if has)
+    interval, timestamps = settle_interval(arranged, symbols, merged, options)
+    notes = merged.notes
+    notes.decide("adjustment", options.adjustment, "not told" if options.adjustment == "unknown" else "as told")
+    return Bars(
+        table=_table(arranged, symbols, merged.names),
+        symbols=symbols,
+        first_rows=arranged.first_rows,
+        counts=arranged.counts,
+        interval=interval,
+        timestamps=timestamps,
+        adjustment=options.adjustment,
+        decisions=tuple(notes.decisions),
+        inputs=tuple(
+            InputFile(one.name, one.size_nbytes, one.n_rows, n) for one, n in zip(inputs, n_dropped, strict=True)
+        ),
+        dropped={"null price": sum(n_dropped), "duplicate": arranged.n_duplicates},
+        warnings=tuple(notes.warnings),
+    )
+
+
+def _decode_all(source: Any, options: ReadOptions, progress: Progress | None) -> list[Decoded]:
+    sources = find(source)
+    if len(sources) == 1 and progress is None:
+        return [decode(sources[0], options, lambda tell: None)]
+    tells: dict[int, Callable[[], int]] = {}
+
+    def one(number: int) -> Decoded:
+        decoded = decode(sources[number], options, lambda tell: tells.__setitem__(number, tell))
+        tells[number] = lambda: sources[number].size_nbytes
+        return decoded
+
+    pool = ThreadPoolExecutor(min(len(sources), thread_count()), thread_name_prefix="stager-bars")
+    try:
+        futures = [pool.submit(one, number) for number in range(len(sources))]
+        _watch(futures, sources, tells, progress)
+        return [future.result() for future in futures]
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _watch(
+    futures: Sequence[Future[Decoded]],
+    sources: Sequence[Source],
+    tells: dict[int, Callable[[], int]],
+    progress: Progress | None,
+) -> None:
+    """Report how far the files are read until all are, or one failed."""
+    total = sum(source.size_nbytes for source in sources)
+    pending: set[Future[Decoded]] = set(futures)
+    while pending:
+        done, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
+        if any(future.exception() is not None for future in done):
+            return
+        if progress is not None:
+            progress("parse", min(total, sum(_told(tell) for tell in list(tells.values()))), total)
+
+
+def _told(tell: Callable[[], int]) -> int:
+    try:
+        return tell()
+    except ValueError:  # the stream was closed a moment ago
+        return 0
+
+
+def _table(arranged: Arranged, symbols: Sequence[str], names: Sequence[str]) -> pa.Table:
+    """The arrays as a table, without copying them."""
+    n_rows = len(arranged.times)
+
+    def wrap(array: npt.NDArray[Any], kind: pa.DataType) -> pa.Array[Any]:
+        return pa.Array.from_buffers(kind, n_rows, [None, pa.py_buffer(array)])
+
+    numbers = np.repeat(np.arange(len(symbols), dtype=np.int32), arranged.counts)
+    symbol = pa.DictionaryArray.from_arrays(wrap(numbers, pa.int32()), pa.array(symbols, pa.string()))
+    columns = [wrap(column, pa.float64()) for column in arranged.columns]
+    return pa.table(
+        [symbol, wrap(arranged.times, pa.timestamp("ns", "UTC")), *columns], names=["symbol", "time", *names]
+    )

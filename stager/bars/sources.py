@@ -1,0 +1,271 @@
+"""Which files are meant, what they hold by their first bytes, and streams of their text."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from stager.errors import BarsError
+
+PathLike: TypeAlias = str | os.PathLike[str]
+Content: TypeAlias = Literal["text", "parquet"]
+
+ENDINGS = (".csv", ".csv.gz", ".csv.zst", ".txt", ".parquet", ".pq")
+_STEM = re.compile(r"(\.(csv|txt|tsv|parquet|pq|gz|gzip|zst|zstd))+$", re.IGNORECASE)
+_URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
+
+HEAD_NBYTES = 1 << 18
+_COMPRESSIONS = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_OTHERS = (
+    (b"PK\x03\x04", "a zip archive (or an Excel file); unpack it, or save the sheet as CSV"),
+    (b"ARROW1", "an Arrow IPC (Feather) file; read it with pyarrow and hand over the table, or save it as Parquet"),
+    (b"FEA1", "an old Feather file; save it as Parquet"),
+    (b"ORC", "an ORC file; save it as Parquet"),
+    (b"BZh", "compressed with bzip2; unpack it, or use gzip or zstd"),
+    (b"\xfd7zXZ\x00", "compressed with xz; unpack it, or use gzip or zstd"),
+    (b"7z\xbc\xaf", "a 7z archive; unpack it"),
+    (b"SQLite format 3", "an SQLite database; export the table as CSV or Parquet"),
+    (b"\x89HDF", "an HDF5 file; save the table as Parquet"),
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input file.
+
+    Attributes
+    ----------
+    name : str
+        Path or URI as given.
+    size_nbytes : int
+        Size on disk.
+    """
+
+    name: str
+    size_nbytes: int
+    path: str
+    filesystem: pafs.FileSystem | None = None
+
+    def open(self) -> pa.NativeFile:
+        """The bytes as they are; a local file is mapped."""
+        try:
+            if self.filesystem is None:
+                return pa.memory_map(self.path, "r")
+            return self.filesystem.open_input_file(self.path)
+        except (OSError, pa.ArrowException) as error:
+            raise BarsError(f"can't be opened: {_reason(error)}", path=self.name) from None
+
+    @property
+    def stem(self) -> str:
+        """The file's name without its known endings: ``6EH4`` of ``data/6EH4.csv.gz``."""
+        base = re.split(r"[/\\]", self.path)[-1]
+        return _STEM.sub("", base) or base
+
+
+@dataclass
+class Opened:
+    """An input whose first bytes were looked at."""
+
+    source: Source
+    compression: str | None
+    content: Content
+    head: bytes
+    is_whole: bool
+    tell: Callable[[], int] = field(default=lambda: 0)
+
+    def stream(self) -> pa.NativeFile:
+        """A new stream of the unpacked bytes; ``tell`` then gives how many packed bytes were read."""
+        raw = self.source.open()
+        self.tell = raw.tell
+        if self.compression is None:
+            return raw
+        return pa.CompressedInputStream(raw, self.compression)
+
+    def damage(self, error: BaseException | None = None) -> BarsError | None:
+        """The error, if the compressed stream can't be read to its end."""
+        if self.compression is None:
+            return None
+        try:
+            with self.stream() as stream:
+                while stream.read(1 << 22):
+                    pass
+        except (OSError, pa.ArrowException):
+            return damaged(self.source, self.compression)
+        return None
+
+
+def damaged(source: Source, compression: str) -> BarsError:
+    """The error of a compressed file that can't be unpacked."""
+    return BarsError(f"the {compression} file is truncated or damaged; get it again", path=source.name)
+
+
+def find(source: Any) -> list[Source]:
+    """The files meant by a path, URI, glob or directory, or by a sequence of those.
+
+    Raises
+    ------
+    BarsError
+        If something doesn't exist, can't be listed, or holds no bar files.
+    """
+    if isinstance(source, str | os.PathLike):
+        return _find_one(os.fspath(source))
+    if isinstance(source, Sequence) and not isinstance(source, bytes | bytearray):
+        if not source:
+            raise BarsError("no input was given; name a bar file")
+        return [found for item in source for found in find(item)]
+    raise BarsError(
+        f"the input is a {type(source).__name__}; give a path, a URI, a glob, a directory, a sequence of those, or a "
+        "pyarrow.Table"
+    )
+
+
+def _find_one(name: str) -> list[Source]:
+    if not name or "\0" in name:
+        raise BarsError(f"{name!r} is no path; name a bar file")
+    if _URI.match(name):
+        return _find_uri(name)
+    path = Path(name)
+    try:
+        if path.is_dir():
+            files = sorted(entry.name for entry in path.iterdir() if _is_bar_file(entry.name) and entry.is_file())
+            if not files:
+                raise BarsError(_no_bar_files("the directory"), path=name)
+            return [_local(os.path.join(name, file)) for file in files]
+        if not path.exists() and re.search(r"[*?\[]", name):
+            files = sorted(match for match in glob.glob(name, recursive=True) if os.path.isfile(match))
+            if not files:
+                raise BarsError("no file matches this pattern", path=name)
+            return [_local(file) for file in files]
+        return [_local(name)]
+    except OSError as error:
+        raise BarsError(f"can't be read: {_reason(error)}", path=name) from None
+
+
+def _local(name: str) -> Source:
+    try:
+        status = os.stat(name)
+    except FileNotFoundError:
+        raise BarsError("there is no such file", path=name) from None
+    if not stat.S_ISREG(status.st_mode):
+        raise BarsError("is no regular file; write the data to a file first", path=name)
+    return Source(name, status.st_size, name)
+
+
+def _find_uri(uri: str) -> list[Source]:
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(uri)
+        info = filesystem.get_file_info(path)
+        if info.type == pafs.FileType.Directory:
+            entries = filesystem.get_file_info(pafs.FileSelector(path))
+            files = sorted(
+                (entry for entry in entries if entry.type == pafs.FileType.File and _is_bar_file(entry.base_name)),
+                key=lambda entry: str(entry.base_name),
+            )
+            if not files:
+                raise BarsError(_no_bar_files("the directory"), path=uri)
+            prefix = uri.rstrip("/")
+            return [Source(f"{prefix}/{file.base_name}", file.size or 0, file.path, filesystem) for file in files]
+    except (OSError, pa.ArrowException, ValueError) as error:
+        if isinstance(error, BarsError):
+            raise
+        raise BarsError(f"can't be opened: {_reason(error)}", path=uri) from None
+    if info.type != pafs.FileType.File:
+        raise BarsError("there is no such file", path=uri)
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        return [Source(uri, info.size or 0, path)]
+    return [Source(uri, info.size or 0, path, filesystem)]
+
+
+def _is_bar_file(name: str) -> bool:
+    return name.lower().endswith(ENDINGS) and not name.startswith((".", "_"))
+
+
+def _no_bar_files(what: str) -> str:
+    return (
+        f"{what} holds no bar files ({' '.join('*' + ending for ending in ENDINGS)}); subdirectories are not searched"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """The system's own words, without Arrow's."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    detail = str(error).splitlines()[0] if str(error) else ""
+    return re.sub(r"\s*\[errno \d+\].*?:\s*", " ", detail, flags=re.IGNORECASE)[:200] or type(error).__name__
+
+
+def look(source: Source) -> Opened:
+    """Read the first bytes and tell what the file is.
+
+    Raises
+    ------
+    BarsError
+        If it is empty, or something else than text or Parquet.
+    """
+
+    def refuse(message: str) -> BarsError:
+        return BarsError(message, path=source.name)
+
+    if source.size_nbytes == 0:
+        raise refuse("the file is empty")
+    with source.open() as raw:
+        head = raw.read(HEAD_NBYTES)
+    compression = next((name for magic, name in _COMPRESSIONS if head.startswith(magic)), None)
+    opened = Opened(source, compression, "text", head, is_whole=source.size_nbytes <= len(head))
+    if compression is not None:
+        try:
+            with opened.stream() as stream:
+                opened.head = stream.read(HEAD_NBYTES)
+                opened.is_whole = len(opened.head) < HEAD_NBYTES or not stream.read(1)
+        except (OSError, pa.ArrowException):
+            raise damaged(source, compression) from None
+    head = opened.head
+    if head.startswith(b"PAR1"):
+        opened.content = "parquet"
+        return opened
+    for magic, what in _OTHERS:
+        if head.startswith(magic):
+            raise refuse(f"the file is {what}")
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise refuse("the file is UTF-16 text; save it as UTF-8")
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    start = text[:64].lower()
+    if not text and opened.is_whole:
+        raise refuse("the file is empty: it holds nothing but blanks")
+    if start.startswith(b"version https://git-lfs"):
+        raise refuse("the file is a Git LFS pointer, not the data; fetch the data with git lfs pull")
+    if start.startswith((b"<!doctype", b"<html", b"<head", b"<body", b"<?xml")):
+        raise refuse("the file is an HTML or XML page, most likely an error page of a server; get the data again")
+    if start.startswith((b"{", b"[")):
+        raise refuse("the file is JSON, which is not read; if it is an error message, get the data again")
+    if b"\0" in head:
+        half = head[: len(head) // 2 * 2]
+        if half and (half[1::2].count(0) * 2 > len(half) // 2 or half[::2].count(0) * 2 > len(half) // 2):
+            raise refuse("the file looks like UTF-16 text; save it as UTF-8")
+        raise refuse("the file holds NUL bytes: it is no text, or damaged")
+    if source.path.lower().endswith((".parquet", ".pq")):
+        raise refuse("the file is named Parquet but doesn't begin as one; it is damaged, or something else")
+    return opened
+
+
+def lines(stream: pa.NativeFile) -> Iterator[bytes]:
+    """Physical lines without their ends; a line ends with LF, CR or CR LF."""
+    rest = b""
+    with stream:
+        while block := stream.read(1 << 22):
+            parts = (rest + block).splitlines(keepends=True)
+            # The last line may go on in the next block, also when it ends with a CR whose LF comes there.
+            rest = b"" if parts[-1].endswith(b"\n") else parts.pop()
+            for part in parts:
+                yield part.rstrip(b"\r\n")
+    if rest:
+        yield rest.rstrip(b"\r\n")
