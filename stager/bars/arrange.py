@@ -58,7 +58,7 @@ def code_type(n_symbols: int) -> np.dtype[Any]:
 
 
 def arrange(
-    pieces: Sequence[Piece], n_symbols: int, n_columns: int, *, done: Callable[[int, int], None] | None = None
+    pieces: Sequence[Piece], n_symbols: int, n_columns: int, *, done: Callable[[int, int], object] | None = None
 ) -> Arranged:
     """Bring rows into the order (symbol, time) and drop identical rows.
 
@@ -170,10 +170,12 @@ def _not_ascending(arranged: Arranged) -> Int64:
 
     def look(span: tuple[int, int]) -> Int64:
         first, last = span
-        return np.flatnonzero(times[first + 1 : last + 1] <= times[first : min(last, len(times) - 1)]) + first
+        bad = times[first + 1 : last + 1] <= times[first : min(last, len(times) - 1)]
+        return np.flatnonzero(bad).astype(np.int64) + first
 
-    rows = np.concatenate([np.empty(0, dtype=np.int64), *parallel(look, _spans(len(times)))])
-    return rows[_symbol_of(arranged.first_rows, rows) == _symbol_of(arranged.first_rows, rows + 1)]
+    rows: Int64 = np.concatenate([np.empty(0, dtype=np.int64), *parallel(look, _spans(len(times)))])
+    inside = _symbol_of(arranged.first_rows, rows) == _symbol_of(arranged.first_rows, rows + 1)
+    return np.compress(inside, rows)
 
 
 def _sort_times(arranged: Arranged, symbols: Int64) -> None:

@@ -107,7 +107,8 @@ def find_faults(
 
 
 def _undecodable(chunk: pa.Array[Any]) -> tuple[int, int]:
-    for row, cell in enumerate(chunk.to_pylist()):
+    cells: list[Any] = chunk.to_pylist()
+    for row, cell in enumerate(cells):
         try:
             cell.decode("utf-8")
         except UnicodeDecodeError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from functools import partial
+from typing import IO, Any, Literal, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,16 +26,18 @@ from stager.bars.detect import (
     time_form,
 )
 from stager.bars.options import PRICES, ReadOptions
-from stager.bars.sources import Opened, Source, damaged, look
+from stager.bars.sources import BarFile, Opened, damaged, look
 from stager.bars.threads import parallel, thread_count
 from stager.bars.times import time_type, year_window
 from stager.errors import BarsError
 
-Column: TypeAlias = "pa.ChunkedArray[Any]"
+# The stubs of pyarrow know chunks of one type only.
+Column: TypeAlias = Any
+Kind: TypeAlias = Literal["time", "text", "number"]
 
 # A blank before or after a null word is no part of it.
 _NULLS = [padded for word in NULL_WORDS for padded in (word, f" {word}", f"{word} ")] + ["  ", "   "]
-_SYMBOLS = pa.dictionary(pa.int32(), pa.string())
+_SYMBOLS: Any = pa.dictionary(pa.int32(), pa.string())
 _MiB = 1 << 20
 # Above this float64 no longer holds every whole number.
 _EXACT = 2**53
@@ -72,18 +75,18 @@ class Decoded:
     def error(self, message: str, row: int | None = None, column: str | None = None) -> BarsError:
         """The error of a row (counted from 0) and a role or column."""
         line = None if row is None else self.line_of(row)
-        roles: dict[str, int] = dict(self.layout.roles)
-        if column in roles:
-            column = self.layout.names[roles[column]]
+        role = next((role for role in self.layout.roles if role == column), None)
+        if role is not None:
+            column = self.layout.names[self.layout.roles[role]]
         return BarsError(message, path=self.name, line=line, column=column)
 
 
-def decode(source: Source, options: ReadOptions, track: Callable[[Callable[[], int]], None]) -> Decoded:
+def decode(source: BarFile, options: ReadOptions, track: Callable[[Callable[[], int]], None]) -> Decoded:
     """The columns of a file.
 
     Parameters
     ----------
-    source : Source
+    source : BarFile
     options : ReadOptions
     track : callable
         Takes a callable that tells how many bytes of the file were read.
@@ -149,11 +152,9 @@ def _delimiter_decision(sample: Sample, options: ReadOptions) -> Decision:
     return Decision("delimiter", shown, "as told" if options.delimiter else "the header line")
 
 
-def _csv_types(
-    opened: Opened, sample: Sample, layout: Layout
-) -> tuple[dict[str, Literal["time", "text", "number"]], dict[str, pa.DataType]]:
+def _csv_types(opened: Opened, sample: Sample, layout: Layout) -> tuple[dict[str, Kind], dict[str, pa.DataType]]:
     """What each column, named by its position, is and is parsed into; further columns of text leave the layout."""
-    kinds: dict[str, Literal["time", "text", "number"]] = {}
+    kinds: dict[str, Kind] = {}
     types: dict[str, pa.DataType] = {}
     for role, i in layout.roles.items():
         kinds[str(i)] = "time" if role == "time" else "text" if role == "symbol" else "number"
@@ -203,7 +204,7 @@ def _parse(
     sample: Sample,
     layout: Layout,
     options: ReadOptions,
-    kinds: dict[str, Literal["time", "text", "number"]],
+    kinds: dict[str, Kind],
     types: dict[str, pa.DataType],
     track: Callable[[Callable[[], int]], None],
 ) -> pa.Table:
@@ -217,7 +218,7 @@ def _parse(
         with opened.stream() as stream:
             track(opened.tell)
             return pacsv.read_csv(
-                stream,
+                cast(IO[Any], stream),
                 read_options=pacsv.ReadOptions(
                     column_names=[str(i) for i in range(len(sample.names))],
                     skip_rows=sample.header_line,
@@ -239,17 +240,15 @@ def _parse(
             error = opened.damage() or blame.find_ragged(opened, sample)
             if error is not None:
                 raise error from None
+        texts: dict[str, pa.DataType] = {name: pa.binary() for name in types}
         try:
-            texts = {name: pa.binary() for name in types}
-            faults = blame.find_faults(opened, sample, lambda: read(texts), kinds, year_window(options.allow_years))
+            faults = blame.find_faults(opened, sample, partial(read, texts), kinds, year_window(options.allow_years))
         except (pa.ArrowException, OSError):
             faults = {}
         roles = {str(i): role for role, i in layout.roles.items()}
-        wrong = [name for name in faults if name in roles] or ([] if faults else [None])
-        if wrong:
-            name = wrong[0]
-            if name is None:
-                raise BarsError("the file can't be read as CSV; it is damaged, or no CSV file", path=opened.source.name)
+        if not faults:
+            raise BarsError("the file can't be read as CSV; it is damaged, or no CSV file", path=opened.source.name)
+        for name in roles.keys() & faults.keys():
             raise BarsError(
                 faults[name].message + _number_hint(roles[name]),
                 path=opened.source.name,
@@ -272,7 +271,7 @@ def _number_hint(role: str) -> str:
 
 def _trimmed(column: Column) -> Column:
     """Symbols without the blanks around them."""
-    chunks = []
+    chunks: list[Any] = []
     for chunk in column.chunks:
         trimmed = pc.utf8_trim_whitespace(chunk.dictionary)
         if not trimmed.equals(chunk.dictionary):
@@ -302,7 +301,7 @@ def _decode_parquet(opened: Opened, options: ReadOptions) -> Decoded:
                 file = pa.BufferReader(stream.read())
     except (OSError, pa.ArrowException):
         raise damaged(source, opened.compression or "") from None
-    # Damaged Parquet fails in many ways, also inside Thrift and with absurd sizes; whatever it is, the file is at fault.
+    # Damaged Parquet fails in many ways, also inside Thrift and with absurd sizes; the file is at fault in each.
     try:
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
         schema = parquet.schema_arrow
@@ -393,10 +392,7 @@ def _symbols(decoded: Decoded, column: Column) -> Column:
         column = pc.fill_null(column.cast(pa.string()), "")
     if pa.types.is_dictionary(column.type):
         return column.cast(_SYMBOLS)
-    return pa.chunked_array(
-        [chunk.dictionary_encode() for chunk in column.cast(pa.string()).chunks] or [pa.array([], _SYMBOLS)],
-        type=_SYMBOLS,
-    )
+    return pa.chunked_array([chunk.dictionary_encode() for chunk in column.cast(pa.string()).chunks], type=_SYMBOLS)
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -428,6 +424,6 @@ def _floats(decoded: Decoded, column: Column, key: str) -> Column:
 
 def _warn_inexact(decoded: Decoded, key: str) -> None:
     """Report whole numbers that float64 doesn't hold exactly."""
-    extremes = parallel(lambda chunk: pc.min_max(chunk).as_py(), decoded.columns[key].chunks)
+    extremes: list[Any] = parallel(lambda chunk: pc.min_max(chunk).as_py(), decoded.columns[key].chunks)
     if any(e["min"] is not None and max(-e["min"], e["max"]) > _EXACT for e in extremes):
         decoded.warnings.append(f"column {key!r} holds whole numbers above 2^53, which float64 rounds")

@@ -182,8 +182,8 @@ def sample_csv(opened: Opened, options: ReadOptions) -> Sample:
     try:
         text = decoder.decode(opened.head, final=opened.is_whole)
     except UnicodeDecodeError as error:
-        line = len(opened.head[: error.start].splitlines()) or 1
-        raise not_utf8(name, line, opened.head[error.start]) from None
+        at = len(opened.head[: error.start].splitlines()) or 1
+        raise not_utf8(name, at, opened.head[error.start]) from None
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if not opened.is_whole:
         lines.pop()
@@ -210,8 +210,8 @@ def sample_csv(opened: Opened, options: ReadOptions) -> Sample:
         rows.append((number, tuple(fields(line, delimiter))))
     if _is_data(names):
         raise BarsError(
-            f"the first line is data, not a header: {header.strip()[:80]!r}; put a line of column names before it, such "
-            "as time,open,high,low,close,volume",
+            f"the first line is data, not a header: {header.strip()[:80]!r}; put a line of column names before it, "
+            "such as time,open,high,low,close,volume",
             path=name,
             line=header_line,
         )

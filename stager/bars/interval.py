@@ -25,6 +25,7 @@ _UNITS = {
     "us": 10**3,
     "ns": 1,
 }
+_SPAN_ROWS = 1 << 18
 _REMEDY = "say the bar interval with --interval, for example --interval 1min"
 
 
@@ -129,56 +130,69 @@ class Interval(msgspec.Struct, frozen=True):
         BarsError
             If no symbol has two bars, or if the steps have no common interval.
         """
-        steps = np.diff(times)
-        inside = np.ones(len(steps), dtype=np.bool_)
-        inside[first_rows[1:] - 1] = False
-        n_steps = int(np.count_nonzero(inside))
-        if n_steps == 0:
+        n_steps = len(times) - len(first_rows)
+        if n_steps <= 0:
             raise BarsError(f"no symbol has two bars, so nothing tells the bar interval; {_REMEDY}")
-        step, n_equal = _mode(steps, inside)
+        few = _steps(times[: 1 << 16], first_rows)
+        step = _most_frequent(few)[0] if len(few) else 0
+        others = _other_steps(times, first_rows, step)
+        n_equal = n_steps - len(others)
+        if n_equal * 2 <= n_steps:
+            # The first rows don't show the majority, so all steps are sorted.
+            steps = _steps(times, first_rows)
+            step, n_equal = _most_frequent(steps)
+            others = _other_steps(times, first_rows, step)
+        else:
+            steps = np.empty(0, dtype=np.int64)
         if 28 * DAY <= step <= 31 * DAY:
-            monthly = int(np.count_nonzero(inside & (steps >= 28 * DAY) & (steps <= 31 * DAY)))
+            different = times[others + 1] - times[others]
+            monthly = n_equal + int(np.count_nonzero((different >= 28 * DAY) & (different <= 31 * DAY)))
             if monthly * 2 >= n_steps and not (step == 28 * DAY and n_equal * 10 >= monthly * 9):
                 return cls(text="1mo", nanoseconds=0, months=1), []
         if n_equal * 2 < n_steps:
-            n_multiples = int(np.count_nonzero(inside & (steps % step == 0)))
+            n_multiples = int(np.count_nonzero(steps % step == 0))
             if n_multiples * 100 < n_steps * 99:
                 raise BarsError(
                     f"the bars have no common interval: the most frequent step, {cls.fixed(step).text}, is "
                     f"{n_equal} of {n_steps} steps, and {n_steps - n_multiples} are no multiple of it; {_REMEDY}"
                 )
-        return cls.fixed(step), _deviants(steps, inside, step, first_rows, counts)
+        return cls.fixed(step), _deviants(times, first_rows, counts, step, others)
 
 
-def _mode(steps: Int64, inside: npt.NDArray[np.bool_]) -> tuple[int, int]:
+def _steps(times: Int64, first_rows: Int64) -> Int64:
+    """Differences inside the symbols."""
+    steps = np.diff(times)
+    borders = first_rows[(first_rows > 0) & (first_rows < len(times))] - 1
+    return np.delete(steps, borders) if len(borders) else steps
+
+
+def _most_frequent(steps: Int64) -> tuple[int, int]:
     """The most frequent step and how often it occurs; the smallest of equally frequent ones."""
-    # A sample nearly always holds the majority; only when it does not, all steps are sorted.
-    few = steps[: 1 << 16][inside[: 1 << 16]]
-    if len(few):
-        values, numbers = np.unique(few, return_counts=True)
-        step = int(values[np.argmax(numbers)])
-        n_equal = int(np.count_nonzero(inside & (steps == step)))
-        if n_equal * 2 > np.count_nonzero(inside):
-            return step, n_equal
-    values, numbers = np.unique(steps[inside], return_counts=True)
+    values, numbers = np.unique(steps, return_counts=True)
     best = int(np.argmax(numbers))
     return int(values[best]), int(numbers[best])
 
 
-def _deviants(
-    steps: Int64, inside: npt.NDArray[np.bool_], step: int, first_rows: Int64, counts: Int64
-) -> list[tuple[int, int]]:
+def _other_steps(times: Int64, first_rows: Int64, step: int) -> Int64:
+    """Rows whose next row is of the same symbol and not ``step`` later."""
+
+    def look(first: int) -> Int64:
+        last = min(first + _SPAN_ROWS, len(times) - 1)
+        return np.flatnonzero(times[first + 1 : last + 1] - times[first:last] != step).astype(np.int64) + first
+
+    rows = np.concatenate(parallel(look, range(0, len(times) - 1, _SPAN_ROWS)))
+    # Every symbol's last row but the very last one's is a border; it is removed wherever it was found.
+    return np.setdiff1d(rows, first_rows[1:] - 1, assume_unique=True)
+
+
+def _deviants(times: Int64, first_rows: Int64, counts: Int64, step: int, others: Int64) -> list[tuple[int, int]]:
     """Symbols whose own most frequent step is another one."""
-    many = np.flatnonzero(counts > 1)
-    if len(many) == 0:
-        return []
-    equal = np.concatenate([[0], np.cumsum(inside & (steps == step), dtype=np.int64)])
-    first, last = first_rows[many], first_rows[many] + counts[many] - 1
-    doubtful = many[(equal[last] - equal[first]) * 2 <= counts[many] - 1]
+    n_others = np.bincount(np.searchsorted(first_rows, others, "right") - 1, minlength=len(first_rows))
+    doubtful = np.flatnonzero((counts > 1) & (n_others * 2 >= counts - 1))
 
     def own(symbol: np.int64) -> tuple[int, int]:
-        first, last = first_rows[symbol], first_rows[symbol] + counts[symbol] - 1
-        values, numbers = np.unique(steps[first:last], return_counts=True)
+        first = first_rows[symbol]
+        values, numbers = np.unique(np.diff(times[first : first + counts[symbol]]), return_counts=True)
         frequent = values[numbers == numbers.max()]
         return int(symbol), step if step in frequent else int(frequent[0])
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from stager.bars import symbols as symbol_numbers
 from stager.bars.arrange import Arranged
@@ -17,11 +16,10 @@ from stager.bars.decode import Decoded
 from stager.bars.detect import Decision
 from stager.bars.interval import Interval
 from stager.bars.options import PRICES, ReadOptions
-from stager.bars.symbols import Codes
+from stager.bars.symbols import Codes, SymbolColumn
 from stager.bars.threads import parallel
 from stager.bars.times import Times, read_times, year_window
 from stager.bars.zones import Zone, to_utc
-from stager.errors import BarsError
 
 Timestamps: TypeAlias = Literal["utc", "session"]
 Int64 = npt.NDArray[np.int64]
@@ -112,8 +110,8 @@ def _common_columns(inputs: Sequence[Decoded]) -> list[str]:
         for has, lacks in ((first, one), (one, first)):
             if "volume" in has.columns and "volume" not in lacks.columns:
                 raise lacks.error(
-                    f"there is no column for volume, and {has.name} has one; name it with --column volume=NAME, or read "
-                    "the files apart"
+                    f"there is no column for volume, and {has.name} has one; name it with --column volume=NAME, or "
+                    "read the files apart"
                 )
     shared = [name for name in first.columns if all(name in one.columns for one in inputs)]
     for one in inputs:
@@ -128,8 +126,8 @@ def _common_columns(inputs: Sequence[Decoded]) -> list[str]:
     return [*PRICES, *(name for name in names if name not in empty)]
 
 
-def _symbol_columns(inputs: Sequence[Decoded], options: ReadOptions, notes: Notes) -> list[pa.ChunkedArray[Any]]:
-    columns: list[pa.ChunkedArray[Any]] = []
+def _symbol_columns(inputs: Sequence[Decoded], options: ReadOptions, notes: Notes) -> list[SymbolColumn]:
+    columns: list[SymbolColumn] = []
     for one in inputs:
         lengths = [len(chunk) for chunk in one.columns["time"].chunks]
         if "symbol" in one.columns:
@@ -175,7 +173,7 @@ def _settle_zone(
     if aware:
         if zone is not None and not zone.is_utc:
             raise aware[0][0].error(
-                f"the zone {zone.name} was given, but the times are UTC instants or carry their own zone; leave out --zone",
+                f"the zone {zone.name} was given, but the times are instants or carry their own zone; leave out --zone",
                 None,
                 "time",
             )
@@ -211,8 +209,8 @@ def _localise(one: Decoded, times: Times, codes: Sequence[Codes], zone: Zone | N
         part = int(np.searchsorted(starts, times.first_clock_row, "right")) - 1
         value = times.parts[part][times.first_clock_row - starts[part]]
         raise one.error(
-            f"the time {time_text(int(value))} has no zone; say which with --zone, for example --zone America/New_York or "
-            "--zone UTC",
+            f"the time {time_text(int(value))} has no zone; say which with --zone, for example --zone America/New_York "
+            "or --zone UTC",
             times.first_clock_row,
             "time",
         )
@@ -287,7 +285,7 @@ def settle_interval(
         arranged.times = interval.opened(arranged.times)
         notes.decide("label", "close", f"as told; shifted back by {interval.text} to the open")
     else:
-        notes.decide("label", options.label, "as told" if options.label == "close" else "not told otherwise")
+        notes.decide("label", options.label, "as told" if options.label == "close" else "not told; assumed")
         if timestamps == "utc" and merged.all_midnight and interval is not None and interval.is_session:
             notes.decide("timestamps", "session dates", "all times are at 00:00 UTC, a day or more apart")
             timestamps = "session"

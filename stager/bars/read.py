@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,14 @@ from stager.bars.detect import Decision
 from stager.bars.interval import Interval
 from stager.bars.merge import Timestamps, merge, settle_interval, time_text
 from stager.bars.options import ReadOptions
-from stager.bars.sources import Source, find
-from stager.bars.threads import thread_count
+from stager.bars.sources import BarFile, PathLike, find
+from stager.bars.threads import parallel, thread_count
 from stager.errors import BarsError
 
-__all__ = ["Bars", "Decision", "InputFile", "Interval", "ReadOptions", "read"]
+__all__ = ["Bars", "Decision", "InputFile", "Interval", "ReadOptions", "Source", "read"]
 
+# A path, URI, glob or directory, a sequence of those, or a table in memory.
+Source: TypeAlias = PathLike | Sequence[PathLike] | pa.Table
 Progress: TypeAlias = Callable[[str, int, int], object]
 Int64 = npt.NDArray[np.int64]
 
@@ -82,14 +84,14 @@ class Bars:
     counts: Int64
     interval: Interval | None
     timestamps: Timestamps
-    adjustment: str
+    adjustment: Literal["raw", "split", "total", "unknown"]
     decisions: tuple[Decision, ...]
     inputs: tuple[InputFile, ...]
     dropped: dict[str, int]
     warnings: tuple[str, ...]
 
 
-def read(source: Any, options: ReadOptions | None = None, *, progress: Progress | None = None) -> Bars:
+def read(source: Source, options: ReadOptions | None = None, *, progress: Progress | None = None) -> Bars:
     """Read bars.
 
     Parameters
@@ -174,7 +176,7 @@ def _decode_all(source: Any, options: ReadOptions, progress: Progress | None) ->
 
 def _watch(
     futures: Sequence[Future[Decoded]],
-    sources: Sequence[Source],
+    sources: Sequence[BarFile],
     tells: dict[int, Callable[[], int]],
     progress: Progress | None,
 ) -> None:
@@ -201,9 +203,17 @@ def _table(arranged: Arranged, symbols: Sequence[str], names: Sequence[str]) -> 
     n_rows = len(arranged.times)
 
     def wrap(array: npt.NDArray[Any], kind: pa.DataType) -> pa.Array[Any]:
-        return pa.Array.from_buffers(kind, n_rows, [None, pa.py_buffer(array)])
+        return pa.Array.from_buffers(kind, n_rows, [None, pa.py_buffer(cast(Any, array))])
 
-    numbers = np.repeat(np.arange(len(symbols), dtype=np.int32), arranged.counts)
+    numbers = np.empty(n_rows, dtype=np.int32)
+
+    def fill(first: int) -> None:
+        some = slice(first, first + 64)
+        counts = arranged.counts[some]
+        rows = slice(int(arranged.first_rows[first]), int(arranged.first_rows[first] + counts.sum()))
+        numbers[rows] = np.repeat(np.arange(first, first + len(counts), dtype=np.int32), counts)
+
+    parallel(fill, range(0, len(symbols), 64))
     symbol = pa.DictionaryArray.from_arrays(wrap(numbers, pa.int32()), pa.array(symbols, pa.string()))
     columns = [wrap(column, pa.float64()) for column in arranged.columns]
     return pa.table(

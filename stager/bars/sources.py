@@ -17,6 +17,7 @@ import pyarrow.fs as pafs
 from stager.errors import BarsError
 
 PathLike: TypeAlias = str | os.PathLike[str]
+Compression: TypeAlias = Literal["gzip", "zstd"]
 Content: TypeAlias = Literal["text", "parquet"]
 
 ENDINGS = (".csv", ".csv.gz", ".csv.zst", ".txt", ".parquet", ".pq")
@@ -24,7 +25,10 @@ _STEM = re.compile(r"(\.(csv|txt|tsv|parquet|pq|gz|gzip|zst|zstd))+$", re.IGNORE
 _URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 HEAD_NBYTES = 1 << 18
-_COMPRESSIONS = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
+_COMPRESSIONS: tuple[tuple[bytes, Compression], ...] = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+)
 _OTHERS = (
     (b"PK\x03\x04", "a zip archive (or an Excel file); unpack it, or save the sheet as CSV"),
     (b"ARROW1", "an Arrow IPC (Feather) file; read it with pyarrow and hand over the table, or save it as Parquet"),
@@ -39,7 +43,7 @@ _OTHERS = (
 
 
 @dataclass(frozen=True)
-class Source:
+class BarFile:
     """One input file.
 
     Attributes
@@ -75,8 +79,8 @@ class Source:
 class Opened:
     """An input whose first bytes were looked at."""
 
-    source: Source
-    compression: str | None
+    source: BarFile
+    compression: Compression | None
     content: Content
     head: bytes
     is_whole: bool
@@ -103,12 +107,12 @@ class Opened:
         return None
 
 
-def damaged(source: Source, compression: str) -> BarsError:
+def damaged(source: BarFile, compression: str) -> BarsError:
     """The error of a compressed file that can't be unpacked."""
     return BarsError(f"the {compression} file is truncated or damaged; get it again", path=source.name)
 
 
-def find(source: Any) -> list[Source]:
+def find(source: Any) -> list[BarFile]:
     """The files meant by a path, URI, glob or directory, or by a sequence of those.
 
     Raises
@@ -128,7 +132,7 @@ def find(source: Any) -> list[Source]:
     )
 
 
-def _find_one(name: str) -> list[Source]:
+def _find_one(name: str) -> list[BarFile]:
     if not name or "\0" in name:
         raise BarsError(f"{name!r} is no path; name a bar file")
     if _URI.match(name):
@@ -150,17 +154,17 @@ def _find_one(name: str) -> list[Source]:
         raise BarsError(f"can't be read: {_reason(error)}", path=name) from None
 
 
-def _local(name: str) -> Source:
+def _local(name: str) -> BarFile:
     try:
         status = os.stat(name)
     except FileNotFoundError:
         raise BarsError("there is no such file", path=name) from None
     if not stat.S_ISREG(status.st_mode):
         raise BarsError("is no regular file; write the data to a file first", path=name)
-    return Source(name, status.st_size, name)
+    return BarFile(name, status.st_size, name)
 
 
-def _find_uri(uri: str) -> list[Source]:
+def _find_uri(uri: str) -> list[BarFile]:
     try:
         filesystem, path = pafs.FileSystem.from_uri(uri)
         info = filesystem.get_file_info(path)
@@ -173,7 +177,7 @@ def _find_uri(uri: str) -> list[Source]:
             if not files:
                 raise BarsError(_no_bar_files("the directory"), path=uri)
             prefix = uri.rstrip("/")
-            return [Source(f"{prefix}/{file.base_name}", file.size or 0, file.path, filesystem) for file in files]
+            return [BarFile(f"{prefix}/{file.base_name}", file.size or 0, file.path, filesystem) for file in files]
     except (OSError, pa.ArrowException, ValueError) as error:
         if isinstance(error, BarsError):
             raise
@@ -181,8 +185,8 @@ def _find_uri(uri: str) -> list[Source]:
     if info.type != pafs.FileType.File:
         raise BarsError("there is no such file", path=uri)
     if isinstance(filesystem, pafs.LocalFileSystem):
-        return [Source(uri, info.size or 0, path)]
-    return [Source(uri, info.size or 0, path, filesystem)]
+        return [BarFile(uri, info.size or 0, path)]
+    return [BarFile(uri, info.size or 0, path, filesystem)]
 
 
 def _is_bar_file(name: str) -> bool:
@@ -203,7 +207,7 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"\s*\[errno \d+\].*?:\s*", " ", detail, flags=re.IGNORECASE)[:200] or type(error).__name__
 
 
-def look(source: Source) -> Opened:
+def look(source: BarFile) -> Opened:
     """Read the first bytes and tell what the file is.
 
     Raises

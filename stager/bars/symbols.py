@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,12 @@ import pyarrow.compute as pc
 from stager.bars.arrange import code_type
 from stager.bars.threads import parallel
 
+# The stubs of pyarrow don't know that the chunks of a dictionary column are dictionary arrays.
+SymbolColumn: TypeAlias = Any
 Codes = npt.NDArray[np.unsignedinteger[Any]]
 
 
-def encode(columns: Sequence[pa.ChunkedArray[Any]]) -> tuple[tuple[str, ...], list[list[Codes]]]:
+def encode(columns: Sequence[SymbolColumn]) -> tuple[tuple[str, ...], list[list[Codes]]]:
     """All symbols sorted as text, and each row's place among them.
 
     Parameters
@@ -41,19 +43,18 @@ def encode(columns: Sequence[pa.ChunkedArray[Any]]) -> tuple[tuple[str, ...], li
     place[order] = np.arange(len(order), dtype=place.dtype)
     tables = np.split(place[together.indices.to_numpy()], np.cumsum(lengths)[:-1])
 
-    def translate(item: tuple[pa.Array[Any], Codes]) -> Codes:
+    def translate(item: tuple[Any, Codes]) -> Codes:
         chunk, table = item
-        return table[chunk.indices.to_numpy()]
+        codes: Codes = table[chunk.indices.to_numpy()]
+        return codes
 
     flat = iter(parallel(translate, list(zip(chunks, tables, strict=True))))
     codes = [[next(flat) for _ in column.chunks] for column in columns]
     return tuple(together.dictionary.take(pa.array(order)).to_pylist()), codes
 
 
-def constant(symbol: str, n_rows: Sequence[int]) -> pa.ChunkedArray[Any]:
+def constant(symbol: str, n_rows: Sequence[int]) -> SymbolColumn:
     """A column of one symbol, in chunks of so many rows."""
     dictionary = pa.array([symbol], pa.string())
-    return pa.chunked_array(
-        [pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, dtype=np.int32)), dictionary) for n in n_rows],
-        type=pa.dictionary(pa.int32(), pa.string()),
-    )
+    chunks: list[Any] = [pa.DictionaryArray.from_arrays(np.zeros(n, dtype=np.int32), dictionary) for n in n_rows]
+    return pa.chunked_array(chunks, type=cast(Any, pa.dictionary(pa.int32(), pa.string())))

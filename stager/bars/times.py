@@ -156,9 +156,9 @@ def time_fault(cell: str, sample: str, years: tuple[int, int]) -> str | None:
 def year_fault(value: str, years: tuple[int, int]) -> str:
     """The message about a time outside the plausible years."""
     return (
-        f"the time {value} lies outside the years {years[0]} to {years[1]}; most likely its unit or form is another than "
-        f"it looks. If it is right, allow it with --allow-years FIRST LAST (int64 nanoseconds hold {FIRST_YEAR} to "
-        f"{LAST_YEAR})"
+        f"the time {value} lies outside the years {years[0]} to {years[1]}; most likely its unit or form is another "
+        f"than it looks. If it is right, allow it with --allow-years FIRST LAST (int64 nanoseconds hold {FIRST_YEAR} "
+        f"to {LAST_YEAR})"
     )
 
 
@@ -174,7 +174,7 @@ def _finish(
     low = int(np.datetime64(f"{years[0]:04d}-01-01", "s").astype(np.int64)) * (10**9 // unit)
     high = int(np.datetime64(f"{years[1] + 1:04d}-01-01", "s").astype(np.int64)) * (10**9 // unit)
 
-    def convert(part: pa.Array[Any]) -> tuple[Int64, npt.NDArray[np.bool_] | None, int, bool]:
+    def convert(part: pa.Array[Any]) -> tuple[Int64, npt.NDArray[np.bool_] | None, int, int]:
         raw, present = _numbers(part)
         outside = -1
         if len(raw) and (raw.min() < low or raw.max() >= high):
@@ -205,7 +205,7 @@ def _finish(
     return Times(parts, present, form, first_clock < 0, decision, max(first_clock, 0))
 
 
-def _unit_name(unit: int) -> str:
+def _unit_name(unit: int) -> Any:
     return next(name for name, size in _ARROW_UNITS.items() if size == unit)
 
 
@@ -224,7 +224,7 @@ def _from_integers(column: pa.ChunkedArray[Any], years: tuple[int, int], refuse:
         column = column.cast(pa.int64())
     except pa.ArrowInvalid:
         raise refuse("a time is larger than int64 holds", 0) from None
-    extremes = pc.min_max(column).as_py()
+    extremes: Any = pc.min_max(column).as_py()
     if extremes["min"] is None:
         return _finish(
             column.cast(pa.timestamp("ns")), 1, years, "instant", Decision("time", "none", "no rows"), refuse

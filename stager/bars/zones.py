@@ -143,8 +143,8 @@ def to_utc(
     skipped = unclear[shift[which + 1] > shift[which]]
     if len(skipped):
         raise error(
-            f"the time {_text(wall[skipped[0]])} never occurred in {zone.name}, because the clocks were put ahead; that "
-            "proves a wrong zone, give the right one with --zone",
+            f"the time {_text(wall[skipped[0]])} never occurred in {zone.name}, because the clocks were put ahead; "
+            "that proves a wrong zone, give the right one with --zone",
             int(skipped[0]),
         )
     second = _second_passes(wall, codes(), unclear, which, zone, error)
@@ -180,8 +180,8 @@ def _second_passes(
         jumps = np.flatnonzero(np.diff(wall[ascending]) <= 0)
         if len(jumps) != 1:
             raise error(
-                f"the time {_text(wall[block[0]])} occurred twice in {zone.name}, because the clocks were put back, and "
-                "the order of the rows doesn't tell which is meant; give stamps in UTC or with an offset",
+                f"the time {_text(wall[block[0]])} occurred twice in {zone.name}, because the clocks were put back, "
+                "and the order of the rows doesn't tell which is meant; give stamps in UTC or with an offset",
                 int(block.min()),
             )
         second.append(ascending[jumps[0] + 1 :])
