@@ -1,1 +1,51 @@
-"""Public names are added as the rooms are built."""
+"""Stage market bars on the GPU once; train at memory speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stager.bars.options import ReadOptions
+from stager.bars.read import read
+from stager.batches.arrays import StagedArrays, stage_arrays
+from stager.batches.batch import Batch
+from stager.batches.resident import Resident, stage
+from stager.batches.stager import Stager
+from stager.errors import StagerError
+from stager.packs.layout import Pack, open_pack
+from stager.packs.packing import pack
+from stager.packs.verify import verify
+from stager.samples.plan import Plan
+from stager.samples.select import Select
+from stager.samples.targets import Target
+
+if TYPE_CHECKING:
+    from stager.cuda.arena import Arena
+
+__all__ = [
+    "Arena",
+    "Batch",
+    "Pack",
+    "Plan",
+    "ReadOptions",
+    "Resident",
+    "Select",
+    "StagedArrays",
+    "Stager",
+    "StagerError",
+    "Target",
+    "open_pack",
+    "pack",
+    "read",
+    "stage",
+    "stage_arrays",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The arena imports CuPy, which `import stager` must not.
+    if name == "Arena":
+        from stager.cuda.arena import Arena
+
+        return Arena
+    raise AttributeError(f"module 'stager' has no attribute {name!r}")

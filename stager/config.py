@@ -6,18 +6,19 @@ wrong with a value. The environment variable of field ``size`` in table ``[arena
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 
 from stager.errors import ConfigError
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 _UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", start=1):
@@ -106,7 +107,7 @@ def resolve(
     Parameters
     ----------
     kind : type
-        A frozen ``msgspec.Struct`` with defaults.
+        A frozen ``msgspec.Struct`` or dataclass.
     section : str
         Name of the TOML table and of the environment variables, ``STAGER_<SECTION>_<FIELD>``.
     toml : mapping, optional
@@ -128,11 +129,11 @@ def resolve(
     def put(field: str, value: Any, source: str) -> None:
         values[field], sources[field] = value, source
 
-    fields = {field.name: field for field in msgspec.structs.fields(kind)}
+    fields = _fields(kind)
     for field, value in (toml or {}).items():
         put(field, value, f"[{section}] {field}")
     for field in fields:
-        variable = f"STAGER_{section}_{field}".upper()
+        variable = _variable(section, field)
         if variable in environ:
             put(field, environ[variable], variable)
     for field, value in (arguments or {}).items():
@@ -146,7 +147,31 @@ def resolve(
         # The environment has only text, so numbers and booleans may be written as text there.
         lax = sources[name].startswith("STAGER_")
         try:
-            checked[name] = msgspec.convert(value, fields[name].type, strict=not lax, builtin_types=(type(None),))
+            checked[name] = msgspec.convert(value, fields[name], strict=not lax)
         except msgspec.ValidationError as error:
             raise ConfigError(f"{sources[name]} is {value!r}: {error}") from None
+    if missing := [name for name in _required(kind) if name not in checked]:
+        raise ConfigError(f"[{section}] {missing[0]} is not given; write it there, or set {_variable(section, missing[0])}")
     return kind(**checked)
+
+
+def _variable(section: str, field: str) -> str:
+    return f"STAGER_{section}_{field}".upper()
+
+
+def _fields(kind: type[Any]) -> dict[str, Any]:
+    """Name and type of the fields of a Struct or dataclass."""
+    if issubclass(kind, msgspec.Struct):
+        return {field.name: field.type for field in msgspec.structs.fields(kind)}
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def _required(kind: type[Any]) -> list[str]:
+    if issubclass(kind, msgspec.Struct):
+        return [field.name for field in msgspec.structs.fields(kind) if field.required]
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.init and field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]

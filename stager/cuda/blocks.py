@@ -1,9 +1,9 @@
 """The arena's bookkeeping in plain integers: bins, fresh slab, and free ranges merged from their neighbours.
 
-Nothing here knows CUDA. A *block* is ``size`` bytes at address ``start``. Blocks are cut from fresh slab, return to the
-bin of their exact size, and are asked for again there. Only a request that finds neither its bin nor fresh slab empties
-the bins into *ranges*, where neighbours grow together; every block is sorted in once, so the work of merging follows the
-number of blocks freed and not the number of blocks there are.
+Nothing here knows CUDA. A *block* is ``size`` bytes at address ``start``. Blocks are cut from fresh slab, return to
+the bin of their exact size, and are asked for again there. Only a request that finds neither its bin nor fresh slab
+empties the bins into *ranges*, where neighbours grow together; every block is sorted in once, so the work of merging
+follows the number of blocks freed and not the number of blocks there are.
 """
 
 from __future__ import annotations

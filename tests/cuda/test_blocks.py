@@ -5,6 +5,7 @@ import time
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from stager.cuda.blocks import UNIT, Blocks, round_up
 
 BASE = 0x10000

@@ -1,0 +1,88 @@
+"""A batch, and what can be asked about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stager.packs.layout import Pack
+from stager.samples.index import SampleIndex
+from stager.samples.order import Order
+from stager.samples.targets import Target
+
+
+class Batch:
+    """Consecutive positions of an epoch, gathered.
+
+    ``x`` and ``y`` are copies of the staged rows: they stay right for as long as they are referred to, and may be
+    written to. What is told about the samples is computed on the host when asked for.
+
+    Attributes
+    ----------
+    epoch, number : int
+        Where in the training this batch is.
+    x : (size, window, n_columns) float32
+        NumPy or CuPy. Windows, oldest row first.
+    y : (size,) float32 or None
+        Targets; None without a target.
+    """
+
+    __slots__ = ("_about", "_first", "_order", "epoch", "number", "x", "y")
+
+    def __init__(self, epoch: int, number: int, x: Any, y: Any, about: About, order: Order, first: int) -> None:
+        self.epoch, self.number, self.x, self.y = epoch, number, x, y
+        self._about, self._order, self._first = about, order, first
+
+    def __len__(self) -> int:
+        return int(self.x.shape[0])
+
+    def __repr__(self) -> str:
+        return f"<Batch {self.number} of epoch {self.epoch}: x {self.x.shape}>"
+
+    @property
+    def sample_ids(self) -> npt.NDArray[np.int64]:
+        """(size,) int64 on the host."""
+        return self._order.sample_ids(self._first, len(self))
+
+    @property
+    def symbols(self) -> list[str]:
+        """The symbol of each sample."""
+        return self._about.symbols(self.sample_ids)
+
+    @property
+    def times(self) -> npt.NDArray[np.datetime64]:
+        """(size,) datetime64[ns] UTC: the decision, when the window's last bar became available."""
+        return self._about.times(self.sample_ids)
+
+    @property
+    def label_times(self) -> npt.NDArray[np.datetime64] | None:
+        """(size,) datetime64[ns] UTC: when the target became known; None without a target."""
+        return self._about.label_times(self.sample_ids)
+
+    @property
+    def valid(self) -> npt.NDArray[np.bool_]:
+        """(size,) bool: false for padding."""
+        return np.ones(len(self), bool)
+
+
+class About:
+    """Facts about samples, by sample id."""
+
+    def __init__(self, pack: Pack, index: SampleIndex, target: Target | None) -> None:
+        self._pack, self._index, self._target = pack, index, target
+
+    def symbols(self, ids: npt.NDArray[np.int64]) -> list[str]:
+        owners = np.searchsorted(self._pack.first_rows, self._index.rows(ids), side="right") - 1
+        return [self._pack.symbols[owner] for owner in owners]
+
+    def times(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.datetime64]:
+        return self._pack.available_at(self._index.rows(ids)).view("datetime64[ns]")
+
+    def label_times(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.datetime64] | None:
+        if self._target is None:
+            return None
+        exits = self._index.rows(ids) + self._target.reach
+        known = self._pack.times[exits] if self._target.exit_column == "open" else self._pack.available_at(exits)
+        return known.view("datetime64[ns]")

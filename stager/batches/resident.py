@@ -1,0 +1,236 @@
+"""Staging: rows where training reads them, with a reference to what they came from."""
+
+from __future__ import annotations
+
+import mmap
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stager.batches.devices import Device, choose_device
+from stager.batches.memory import check_host
+from stager.config import resolve
+from stager.errors import ClosedError, ConfigError
+from stager.packs.layout import MANIFEST, Pack, open_pack
+from stager.packs.packing import pack_in_memory
+
+Placement = Literal["auto", "device", "host"]
+PackSource = str | Path | pa.Table | Pack
+
+_READ_AHEAD_NBYTES = 512 << 20
+
+
+class StagingOptions(msgspec.Struct, frozen=True):
+    """Table ``[staging]``. `stall_timeout` is in seconds."""
+
+    device: str = "auto"
+    placement: Placement = "auto"
+    stall_timeout: float = 60.0
+
+
+class Resident:
+    """Staged rows. Made by :func:`stage`; several Stagers may borrow one.
+
+    On the CPU the rows are NumPy arrays, on a GPU CuPy's. ``close()`` refuses new use, waits for queued reads, and gives the memory back; views that are still alive keep it
+    until they die, and a warning counts them.
+
+    Attributes
+    ----------
+    pack : Pack
+        What the rows came from.
+    device : Device
+    placement : {"device", "host"}
+        "host" on the CPU, where there is only one.
+    path : str
+        How the rows came to their place: "mapped", "in memory", "registered", "pinned ring", "registered in place".
+    seconds : float
+        Time that staging took, opening and parsing excluded.
+    """
+
+    def __init__(
+        self, pack: Pack, device: Device, placement: str, path: str, rows: Any, memory: Any, seconds: float
+    ) -> None:
+        self.pack, self.device, self.placement, self.path, self.seconds = pack, device, placement, path, seconds
+        self._rows, self._memory = rows, memory
+        self._closers: list[weakref.WeakMethod[Callable[[], None]]] = []
+
+    @property
+    def rows(self) -> Any:
+        """(n_rows, n_columns) float32, C order; NumPy or CuPy. A view without a copy: do not write.
+
+        Raises
+        ------
+        ClosedError
+        """
+        if self._rows is None:
+            raise ClosedError("the resident rows were closed; stage the pack again")
+        return self._rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return self.pack.rows.nbytes
+
+    @property
+    def closed(self) -> bool:
+        return self._rows is None
+
+    def on_close(self, method: Callable[[], None]) -> None:
+        """Name a bound method, held weakly, that waits for queued reads and forgets the rows; ``close()`` calls it."""
+        self._closers = [closer for closer in self._closers if closer() is not None]
+        self._closers.append(weakref.WeakMethod(method))
+
+    def close(self) -> None:
+        """Give the memory back; closing twice is fine."""
+        if self._rows is None:
+            return
+        for closer in self._closers:
+            if (method := closer()) is not None:
+                method()
+        memory, self._memory, self._rows = self._memory, None, None
+        if views := live_views(memory):
+            warnings.warn(
+                f"{views} views of the closed rows are still alive; the memory returns with the last of them",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def __enter__(self) -> Resident:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"on {self.device}, placement {self.placement}"
+        return f"<Resident {self.pack!r} {state}>"
+
+
+def stage(
+    source: PackSource,
+    *,
+    device: str = "auto",
+    placement: Placement = "auto",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Resident:
+    """Stage rows: one allocation, one transfer.
+
+    Parameters
+    ----------
+    source : path of a pack, Pack, bar file, or pyarrow.Table
+        A bar file or Table is staged from memory; no pack is written.
+    device : str
+        "auto" (a GPU where one is usable), "cpu", "cuda" or "cuda:N".
+    placement : {"auto", "device", "host"}
+        GPU memory, or registered host memory that the GPU reads over the bus. "auto" is "device", and "host" where
+        CPU and GPU share one memory.
+    progress : callable(phase, done_nbytes, total_nbytes), optional
+
+    Returns
+    -------
+    Resident
+        Owned by the caller; close it, or use it as a context manager.
+
+    Raises
+    ------
+    BarsError, PackError
+        If the source can't be read.
+    DeviceError, StagingError
+        See :mod:`stager.errors`. After any failure nothing stays allocated or registered, but for what a driver call
+        that never returned still uses.
+    """
+    options = resolve(
+        StagingOptions,
+        "staging",
+        arguments={
+            "device": None if device == "auto" else device,
+            "placement": None if placement == "auto" else placement,
+        },
+    )
+    chosen = choose_device(options.device)
+    pack = as_pack(source, progress)
+    if chosen.index is None:
+        if options.placement == "device":
+            raise ConfigError("placement='device' needs a GPU; on device='cpu' there is only placement='host'")
+        # A plain array over the mapping: NumPy makes it the base of every view, so that views can be counted.
+        rows = np.asarray(pack.rows).view()
+        return Resident(pack, chosen, "host", "in memory" if pack.path is None else "mapped", rows, rows, 0.0)
+    return _stage_on_gpu(pack, chosen, chosen.index, options, progress)
+
+
+def as_pack(source: PackSource, progress: Callable[[str, int, int], None] | None = None) -> Pack:
+    """The pack that `source` is, names, or holds the bars of."""
+    if isinstance(source, Pack):
+        return source
+    if not isinstance(source, pa.Table):
+        path = Path(source)
+        if (path / MANIFEST).is_file() or path.suffix == ".pack":
+            return open_pack(path)
+    return pack_in_memory(source, progress=progress)
+
+
+def live_views(memory: Any) -> int:
+    """How many arrays still refer to `memory`, when the caller holds one reference and passes it in."""
+    # The caller's name, this function's parameter, and getrefcount's own.
+    return sys.getrefcount(memory) - 3
+
+
+def _stage_on_gpu(
+    pack: Pack,
+    device: Device,
+    index: int,
+    options: StagingOptions,
+    progress: Callable[[str, int, int], None] | None,
+) -> Resident:
+    from stager.cuda import staging, upload
+
+    driver = staging.prepare(index)
+    rows = np.asarray(pack.rows)
+    mapped = pack.path is not None
+    placement = options.placement
+    if placement == "auto":
+        placement = "host" if driver.shares_memory else "device"
+    started = time.perf_counter()
+    watch = upload.Watch(rows.nbytes, options.stall_timeout, progress)
+    if placement == "host":
+        check_host(rows.nbytes)
+        array, memory, path = staging.in_place(rows, driver, watch, read_only=mapped)
+    else:
+        array, memory, path = staging.to_device(
+            rows,
+            driver,
+            watch,
+            before=_read_ahead(pack) if mapped else None,
+            read_only=mapped,
+            remedy="use placement='host', or select fewer rows",
+        )
+    return Resident(pack, device, placement, path, array, memory, time.perf_counter() - started)
+
+
+def _read_ahead(pack: Pack) -> Callable[[int, int], None]:
+    """Have the kernel read the mapped rows ahead of the upload, for files that are not in the page cache."""
+    rows: npt.NDArray[np.float32] = pack.rows
+    mapping: mmap.mmap = rows._mmap  # type: ignore[attr-defined]
+    header = len(mapping) - rows.nbytes
+    asked = 0
+
+    def before(first: int, stop: int) -> None:
+        nonlocal asked
+        limit = min(header + stop + _READ_AHEAD_NBYTES, len(mapping))
+        if limit > asked:
+            mapping.madvise(mmap.MADV_WILLNEED, asked, limit - asked)
+            asked = limit // mmap.PAGESIZE * mmap.PAGESIZE
+
+    return before

@@ -1,0 +1,263 @@
+"""The facade: samples of staged rows, served as batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from stager.batches.batch import About, Batch
+from stager.batches.host import HostGather
+from stager.batches.resident import PackSource, Placement, Resident, StagingOptions, stage
+from stager.config import read_toml, resolve
+from stager.errors import ClosedError, ConfigError, SampleError
+from stager.samples.index import SampleIndex, build_index
+from stager.samples.order import Order
+from stager.samples.plan import Plan, make_plan
+from stager.samples.select import Select
+from stager.samples.targets import Target
+
+
+class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Table ``[batches]`` of a configuration."""
+
+    window: int
+    batch_size: int
+    seed: int = 0
+    shuffle: Literal["full"] | bool = "full"
+    last: Literal["keep", "drop"] = "keep"
+
+
+class Stager:
+    """Serves batches of windows from staged rows.
+
+    Position is (epoch, batch), two integers; there is no hidden cursor.
+
+    Parameters
+    ----------
+    source : Resident, Pack, path, or pyarrow.Table
+        A Resident is borrowed: ``close()`` frees nothing of it. Anything else is staged and owned.
+    window : int
+        Rows of a window, the decision row last.
+    target : Target, optional
+        None serves every complete window, the newest included.
+    batch_size : int
+    seed : int
+        With the epoch it decides the order: a pure function, equal on every device.
+    shuffle : {"full", False}
+    last : {"keep", "drop"}
+        Whether an epoch's last, shorter batch is served.
+    select : Select
+    device, placement : str
+        As in :func:`stage`; not with a Resident.
+
+    Raises
+    ------
+    SampleError
+        If the request leaves no sample or a value is not allowed.
+    BarsError, PackError, DeviceError, StagingError
+        As :func:`stage`.
+
+    Examples
+    --------
+    >>> with Stager("bars.pack", window=64, target=Target(horizon=5), batch_size=256) as st:  # doctest: +SKIP
+    ...     for epoch in range(50):
+    ...         for batch in st.batches(epoch):
+    ...             train(batch.x, batch.y)
+    """
+
+    def __init__(
+        self,
+        source: Resident | PackSource,
+        *,
+        window: int,
+        target: Target | None = None,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: Literal["full"] | bool = "full",
+        last: Literal["keep", "drop"] = "keep",
+        select: Select = Select(),  # noqa: B008 - frozen
+        device: str = "auto",
+        placement: Placement = "auto",
+    ) -> None:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
+            raise SampleError(f"batch_size is {batch_size!r}; it must be an integer of at least 1 sample")
+        if last not in ("keep", "drop"):
+            raise SampleError(f"last is {last!r}; there are 'keep' and 'drop'")
+        if isinstance(source, Resident) and (device, placement) != ("auto", "auto"):
+            raise ConfigError("device and placement belong to stage(); a Resident lies where it was staged")
+        # Checked before staging, which may take a while.
+        Order(1, seed, 0, shuffle)
+        self.seed, self.shuffle, self.last, self.batch_size = int(seed), shuffle, last, int(batch_size)
+        self.target, self.window = target, window
+        self._owned = not isinstance(source, Resident)
+        resident = source if isinstance(source, Resident) else stage(source, device=device, placement=placement)
+        self._resident: Resident | None = resident
+        try:
+            pack = resident.pack
+            self._index = build_index(pack, window, target, select)
+            if last == "drop" and self._index.n_samples < batch_size:
+                raise SampleError(
+                    f"{self._index.n_samples:,} samples fill no batch of {batch_size:,}, and last='drop' serves no "
+                    f"shorter one; use a smaller batch_size or last='keep'"
+                )
+            self._about = About(pack, self._index, target)
+            self._gather = _make_gather(resident, self._index)
+            resident.on_close(self._gather.close)
+            #: What is served and what it takes.
+            self.plan: Plan = make_plan(
+                pack, self._index, target, batch_size=self.batch_size, n_batches=len(self),
+                device=str(resident.device), placement=resident.placement, path=resident.path,
+            )  # fmt: skip
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def from_config(cls, path: str | Path, **overrides: Any) -> Stager:
+        """A Stager from a TOML file; argument > environment > TOML > default.
+
+        Parameters
+        ----------
+        path : str or Path
+            ``source``, a path relative to the file, and tables ``[batches]``, ``[target]``, ``[select]``,
+            ``[staging]``; see ``configs/default.toml``.
+        **overrides
+            Arguments of :class:`Stager`.
+
+        Raises
+        ------
+        ConfigError
+        """
+        tables = read_toml(path)
+        if unknown := sorted(set(tables) - {"source", "batches", "target", "select", "staging", "arena"}):
+            raise ConfigError(f"{path}: there is no table [{unknown[0]}]; see configs/default.toml")
+        source = overrides.pop("source", None)
+        if source is None:
+            if not isinstance(tables.get("source"), str):
+                raise ConfigError(f"{path}: says no source; write source = \"bars.pack\" above the first table")
+            source = Path(path).parent / tables["source"]
+        made = {name: overrides.pop(name) for name in ("target", "select") if name in overrides}
+        places = {name: overrides.pop(name) for name in ("device", "placement") if name in overrides}
+        if "target" not in made and "target" in tables:
+            made["target"] = resolve(Target, "target", toml=tables["target"])
+        if "select" not in made:
+            made["select"] = resolve(Select, "select", toml=tables.get("select"))
+        if not isinstance(source, Resident):
+            staging = resolve(StagingOptions, "staging", toml=tables.get("staging"), arguments=places)
+            places = {"device": staging.device, "placement": staging.placement}
+        options = resolve(BatchOptions, "batches", toml=tables.get("batches"), arguments=overrides)
+        return cls(source, **msgspec.structs.asdict(options), **made, **places)
+
+    @property
+    def resident(self) -> Resident:
+        """The staged rows.
+
+        Raises
+        ------
+        ClosedError
+        """
+        if self._resident is None:
+            raise ClosedError("this Stager was closed")
+        return self._resident
+
+    @property
+    def n_samples(self) -> int:
+        """Samples of an epoch."""
+        return self._index.n_samples
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        full, rest = divmod(self.n_samples, self.batch_size)
+        return full + (1 if rest and self.last == "keep" else 0)
+
+    def batches(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from batch `start` on.
+
+        Every sample comes exactly once (but for a dropped last batch). Leaving the loop early is fine.
+
+        Raises
+        ------
+        SampleError
+            If `epoch` or `start` is out of range.
+        ClosedError
+        """
+        order = self._order(epoch)
+        if isinstance(start, bool) or not isinstance(start, (int, np.integer)) or not 0 <= start <= len(self):
+            raise SampleError(f"start is {start!r}; an epoch has batches 0 to {len(self) - 1}")
+        return self._serve(int(epoch), int(start), order)
+
+    def sample_id(self, epoch: int, batch: int, sample: int) -> int:
+        """The sample at a place of an epoch, 0..n_samples-1.
+
+        Raises
+        ------
+        SampleError
+            If there is no such batch or sample.
+        """
+        order = self._order(epoch)
+        if not 0 <= batch < len(self):
+            raise SampleError(f"there is no batch {batch!r}; an epoch has batches 0 to {len(self) - 1}")
+        first = batch * self.batch_size
+        size = min(self.batch_size, self.n_samples - first)
+        if not 0 <= sample < size:
+            raise SampleError(f"there is no sample {sample!r} in batch {batch}; it has samples 0 to {size - 1}")
+        return int(order.sample_ids(first + sample, 1)[0])
+
+    def view(self, epoch: int, batch: int, sample: int) -> Any:
+        """(window, n_columns) float32 raw rows of one sample, zero copy: do not write.
+
+        The view keeps the staged rows alive, also after ``close()``.
+        """
+        rows = self.resident.rows
+        decision = int(self._index.rows(np.array([self.sample_id(epoch, batch, sample)]))[0])
+        return rows[decision - self.window + 1 : decision + 1]
+
+    def close(self) -> None:
+        """Refuse further use; owned rows are closed too, see :meth:`Resident.close`."""
+        resident, self._resident = self._resident, None
+        if resident is None:
+            return
+        if hasattr(self, "_gather"):
+            self._gather.close()
+        if self._owned:
+            resident.close()
+
+    def __enter__(self) -> Stager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self._resident is None else ""
+        return f"<Stager{state}: {self.n_samples:,} samples of {self.window} rows, {len(self):,} batches>"
+
+    def _order(self, epoch: int) -> Order:
+        if self._resident is None or self._resident.closed:
+            raise ClosedError("this Stager, or the rows it borrowed, was closed")
+        return Order(self.n_samples, self.seed, epoch, self.shuffle)
+
+    def _serve(self, epoch: int, start: int, order: Order) -> Iterator[Batch]:
+        stop = min(self.n_samples, len(self) * self.batch_size)
+        first = start * self.batch_size
+        for number, (x, y) in enumerate(self._gather.batches(order, first, stop, self.batch_size), start):
+            yield Batch(epoch, number, x, y, self._about, order, number * self.batch_size)
+            if self._resident is None or self._resident.closed:
+                raise ClosedError("this Stager, or the rows it borrowed, was closed while batches were served")
+
+
+def _make_gather(resident: Resident, index: SampleIndex) -> Any:
+    if resident.device.index is None:
+        return HostGather(resident.rows, index)
+    from stager.cuda.gather import CudaGather
+
+    return CudaGather(resident.rows, index, resolve(StagingOptions, "staging").stall_timeout)
+
+

@@ -1,0 +1,525 @@
+"""The allocator itself: a short fast path, and a slow path for everything else.
+
+A request whose size has a free block takes it from its bin, and that is all. *Everything* else goes the slow way: fresh
+slab, merging, overflow, another stream or device, capture, tracing, poison, a forked child. Modes that must see every
+request close the gate, so that the fast path needs one comparison for all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from cupy.cuda import MemoryPointer, UnownedMemory
+from cupy.cuda.memory import OutOfMemoryError
+
+from stager.config import format_nbytes
+from stager.cuda.arena_driver import DEVICE_ERROR, Driver
+from stager.cuda.blocks import UNIT, Blocks
+from stager.cuda.overflow import Overflow, OverflowMemoryError
+from stager.cuda.report import ArenaStats, Holder, Site, fitting, line, verdict
+from stager.errors import ArenaError
+
+Malloc = Callable[[int], Any]
+_PER_THREAD = 2  # cudaStreamPerThread
+_OWN_CODE = (os.path.dirname(__file__) + os.sep, os.path.dirname(sys.modules["cupy"].__file__ or "") + os.sep)
+
+logger = logging.getLogger("stager.arena")
+
+
+class ArenaOutOfMemoryError(OutOfMemoryError, ArenaError):  # type: ignore[misc]
+    """A request was refused: there is no memory for it, or none may be taken now.
+
+    CuPy catches exactly ``OutOfMemoryError``, so its own clean-up works.
+
+    Attributes
+    ----------
+    stats : ArenaStats
+        The arena at that moment.
+    """
+
+    def __init__(self, message: str, stats: ArenaStats | None = None, size: int = 0) -> None:
+        OutOfMemoryError.__init__(self, size, stats.used_nbytes if stats else -1, stats.capacity_nbytes if stats else 0)
+        self.args = (message,)
+        self.stats = stats
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.args[0], self.stats, self._size)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class Outside:
+    """What overflow tokens hold of their step, so that they don't keep the slab."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+class Owner:
+    """What tokens hold: the slab, and the step they belong to (0: none).
+
+    The reference counts of an owner and its ``outside`` are the number of live tokens: no bookkeeping per allocation.
+    """
+
+    __slots__ = ("number", "outside", "slab")
+
+    def __init__(self, slab: Any, number: int) -> None:
+        self.slab, self.number, self.outside = slab, number, Outside(number)
+
+
+class Gate:
+    """What the fast path reads and counts. ``stream`` is None while every request has to go the slow way."""
+
+    __slots__ = ("allocations", "stream")
+
+    def __init__(self) -> None:
+        self.stream: Any = None
+        self.allocations = 0
+
+
+class Visit:
+    """One thread inside ``with arena:``."""
+
+    __slots__ = ("capture", "malloc", "owner", "previous", "scopes", "steps")
+
+    def __init__(self, owner: Owner, previous: Any) -> None:
+        self.owner, self.previous = owner, previous
+        self.scopes: list[Any] = []
+        self.steps: list[Any] = []
+        self.capture: Any = None
+        self.malloc: Malloc
+
+
+def check_size(nbytes: Any) -> int:
+    """A request as an integer.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no integer, or negative.
+    """
+    try:
+        number = nbytes.__index__()
+    except AttributeError:
+        raise TypeError(f"the size of an allocation is {nbytes!r}; it must be an integer") from None
+    if number < 0:
+        raise ValueError(f"the size of an allocation is {number}; it must not be negative")
+    return int(number)
+
+
+def calling_line() -> Site:
+    """File and line of the nearest frame that is neither CuPy's nor the arena's."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_CODE):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+def _after_fork(reference: weakref.ref[Pool]) -> None:
+    pool = reference()
+    if pool is not None:
+        pool.after_fork()
+
+
+class Pool:
+    """The arena's memory: slab, blocks, overflow and counters. See :class:`stager.Arena` for what users call."""
+
+    epoch = -1
+    merges_before = 0
+    # Counters of the epoch. Each update is one step under the interpreter's lock, so threads lose none.
+    largest = misses = carved = spilled = steps = escaped_blocks = 0
+    overflows = refused = foreign_requests = overflow_peak = needed = 0
+    reported = foreign_reported = escape_reported = False
+
+    def __init__(self, driver: Driver, capacity: int, *, mode: str, trace: bool, poison: bool, keep: int) -> None:
+        self.driver, self.capacity, self.mode, self.trace, self.poison = driver, capacity, mode, trace, poison
+        self.device = driver.device()
+        self.overflow = Overflow(driver, self.device, keep) if mode == "pool" else None
+        self.blocks = Blocks(0, 0)
+        self.slab = self._open_slab()
+        self.blocks = Blocks(self.slab.ptr, capacity)
+        self.owner = Owner(self.slab, 0)
+        self.gate = Gate()
+        self.recorder: Any = None
+        self.stream: Any = None  # bound at the first entry
+        self.thread: threading.Thread | None = None  # of a per-thread default stream
+        self.local = threading.local()
+        self.visitors = self.captures = 0
+        self.forked = False
+        self.captured_blocks = 0
+        self._step_number = 0
+        self.open_steps: set[int] = set()
+        self._lock = threading.RLock()
+        self._busy = False
+        self.reset()
+        self.token, self.tagged = self._token_types()
+        reference = weakref.ref(self)
+        os.register_at_fork(after_in_child=lambda: _after_fork(reference))
+
+    def _open_slab(self) -> Any:
+        driver = self.driver
+        try:
+            return driver.slab(self.capacity)
+        except (OutOfMemoryError, DEVICE_ERROR) as error:
+            if isinstance(error, DEVICE_ERROR) and not driver.out_of_memory(error):
+                raise
+            driver.release_other_pools()
+            gc.collect()
+        try:
+            return driver.slab(self.capacity)
+        except (OutOfMemoryError, DEVICE_ERROR):
+            free, total = driver.memory()
+            raise ArenaOutOfMemoryError(
+                f"the arena needs {self.capacity:,} bytes, but device {self.device} has {free:,} of {total:,} bytes "
+                f"free; other pools of this process hold {_listed(driver.other_pools())}; give a smaller size",
+                size=self.capacity,
+            ) from None
+
+    def _token_types(self) -> tuple[Any, Any]:
+        # Types of this arena alone, so that a destructor finds its bins without an attribute in every token, and so
+        # that those of a forked child can be switched off. Destructors run inside malloc, on any thread, during
+        # garbage collection and at exit: they append, and nothing else.
+        bins = self.blocks.bins
+
+        def give_back(token: Any) -> None:
+            bins[token.size].append(token.ptr)
+
+        def give_back_tagged(token: Any) -> None:
+            bins[token.size].append(token.ptr)
+            freed = token._owner[2]
+            if freed is not None:
+                freed.append((token.size, token._owner[1]))
+
+        plain = type("Token", (UnownedMemory,), {"__slots__": (), "__del__": give_back})
+        return plain, type("TaggedToken", (UnownedMemory,), {"__slots__": (), "__del__": give_back_tagged})
+
+    # Entering and leaving
+
+    def visit(self) -> Visit:
+        """This thread's visit.
+
+        Raises
+        ------
+        ArenaError
+            If the thread is not inside ``with arena:``, or is a forked child.
+        """
+        self.check_alive()
+        visit: Visit | None = getattr(self.local, "visit", None)
+        if visit is None:
+            raise ArenaError("this thread is not inside the arena; write it inside `with arena:`")
+        return visit
+
+    def check_alive(self) -> None:
+        """Raise ArenaError in a forked child."""
+        if self.forked:
+            raise ArenaError("CUDA does not survive fork: make the arena in the child, or start it with 'spawn'")
+
+    def bind(self) -> Visit:
+        """A visit for the calling thread; the first one binds the arena to its stream."""
+        driver = self.driver
+        stream, device = driver.stream(), driver.device()
+        with self._lock:
+            if self.stream is None:
+                self._bind_to(stream)
+            elif self.visitors == 0 and device == self.device and not self._is_here(stream, device):
+                self._move_to(stream)
+            self.visitors += 1
+        visit = Visit(self.owner, None)
+        foreign = self.thread is not None and self.thread is not threading.current_thread()
+        visit.malloc = self._fast(visit, (lambda: None) if foreign else driver.lookup(self.stream, self.device))
+        return visit
+
+    def _move_to(self, stream: Any) -> None:
+        if self.blocks.n_blocks > self.blocks.binned()[0]:
+            return  # arrays that live may still be used on the stream the arena is bound to
+        # Free blocks may still be read by work that is queued there.
+        try:
+            if self.thread is None and stream.ptr != _PER_THREAD:
+                self.driver.order(self.stream, stream)
+            else:
+                self.driver.synchronize()
+        except DEVICE_ERROR:  # the old stream was destroyed by its owner
+            self.driver.synchronize()
+        self._bind_to(stream)
+
+    def _bind_to(self, stream: Any) -> None:
+        self.stream = stream
+        self.thread = threading.current_thread() if stream.ptr == _PER_THREAD else None
+        self.regate()
+
+    def leave(self) -> None:
+        """End of a visit."""
+        with self._lock:
+            self.visitors -= 1
+        if self.overflow is not None:
+            self.overflow.drain()
+
+    def regate(self) -> None:
+        """Open the fast path unless something has to see every request."""
+        closed = self.trace or self.poison or self.forked or self.captures or self.recorder is not None
+        self.gate.stream = None if closed else self.stream
+
+    def _is_here(self, stream: Any, device: int) -> bool:
+        """Whether memory of the slab may be used under this stream and device."""
+        return (
+            device == self.device
+            and (stream is self.stream or stream.ptr == self.stream.ptr)
+            and (self.thread is None or self.thread is threading.current_thread())
+        )
+
+    def new_owner(self) -> Owner:
+        """The owner of a new step's tokens."""
+        with self._lock:
+            self._step_number += 1
+            self.steps += 1
+            self.open_steps.add(self._step_number)
+            return Owner(self.slab, self._step_number)
+
+    # Allocating
+
+    def _fast(self, visit: Visit, current: Callable[[], object]) -> Malloc:
+        gate, bins, token, pointer = self.gate, self.blocks.bins, self.token, MemoryPointer
+        device, slow = self.device, self._slow
+
+        def malloc(nbytes: int) -> Any:
+            if current() is gate.stream:
+                size = (nbytes + 511) & -512
+                try:
+                    start = bins[size].pop()
+                except (KeyError, IndexError):
+                    return slow(nbytes, visit)
+                gate.allocations += 1
+                return pointer(token(start, size, visit.owner, device), 0)
+            return slow(nbytes, visit)
+
+        return malloc
+
+    def _slow(self, nbytes: Any, visit: Visit) -> Any:
+        nbytes = check_size(nbytes)
+        self.check_alive()
+        driver = self.driver
+        stream, device = driver.stream(), driver.device()
+        if nbytes == 0:
+            return MemoryPointer(UnownedMemory(0, 0, self.owner, device), 0)
+        size = (nbytes + UNIT - 1) & -UNIT
+        if not self._is_here(stream, device):
+            return self._spill(nbytes, size, visit, stream, device, foreign=True)
+        try:
+            start = self.blocks.bins[size].pop()
+        except (KeyError, IndexError):
+            if visit.capture is None and driver.capturing(stream):
+                self._refuse_capture(nbytes, size, bare=True)
+            self.misses += 1
+            found = self._carve(size)
+            if found is None:
+                return self._spill(nbytes, size, visit, stream, device, foreign=False)
+            start = found
+            self.carved += 1
+            if size > self.largest:
+                self.largest = size
+        self.gate.allocations += 1
+        recorder = self.recorder
+        if self.trace or recorder is not None:
+            site = calling_line()
+            freed = None if recorder is None else recorder.freed
+            memory = self.tagged(start, size, (visit.owner, site, freed), device)
+            if recorder is not None:
+                recorder.allocated(size, site)
+        else:
+            memory = self.token(start, size, visit.owner, device)
+        if self.poison and visit.capture is None:
+            driver.fill(start, size, stream)
+        if visit.capture is not None:
+            visit.capture.hold(memory)
+        return MemoryPointer(memory, 0)
+
+    def _carve(self, size: int) -> int | None:
+        with self._lock:
+            # A finalizer that garbage collection runs in here may allocate; it must not see half a change.
+            if self._busy:
+                return None
+            self._busy = True
+            try:
+                return self.blocks.take(size)
+            finally:
+                self._busy = False
+
+    def _spill(self, nbytes: int, size: int, visit: Visit, stream: Any, device: int, *, foreign: bool) -> Any:
+        driver = self.driver
+        if visit.capture is not None or driver.capturing(stream):
+            self._refuse_capture(nbytes, size, bare=visit.capture is None)
+        if foreign:
+            self.foreign_requests += 1
+            first, self.foreign_reported = not self.foreign_reported, True
+        else:
+            self.overflows += 1
+            first, self.reported = not self.reported, True
+        if first:  # before anything else can go wrong
+            path = "pool" if self.overflow is not None else "refused"
+            self._announce(nbytes, size, path, self._words(size, foreign, stream, device))
+        if self.overflow is None:
+            self.refused += 1
+            raise self.error(nbytes, size, f"overflow='raise': {self._words(size, foreign, stream, device)}")
+        try:
+            memory = self.overflow.allocate(size, stream, device, visit.owner.outside)
+        except OverflowMemoryError:
+            self.refused += 1
+            free, total = driver.memory()
+            raise self.error(
+                nbytes,
+                size,
+                f"the device has no room either: {free:,} of {total:,} bytes are free, the overflow pool holds "
+                f"{self.overflow.reserved_nbytes():,}, other pools hold {_listed(driver.other_pools())}; "
+                f"{self._words(size, foreign, stream, device)}",
+            ) from None
+        self.spilled += 1
+        self.largest = max(self.largest, size)
+        self.gate.allocations += 1
+        outside = self.overflow.live()[1]
+        if outside > self.overflow_peak:
+            self.overflow_peak = outside
+            if not foreign:
+                used = self.blocks.nbytes_blocks - self.blocks.binned()[1]
+                self.needed = max(self.needed, used + outside)
+        if self.recorder is not None:
+            self.recorder.overflowed(size, calling_line())
+        return MemoryPointer(memory, 0)
+
+    def _words(self, size: int, foreign: bool, stream: Any, device: int) -> str:
+        if foreign:
+            return (
+                f"the request comes from stream {stream.ptr} on device {device}, but the arena is bound to stream "
+                f"{self.stream.ptr} on device {self.device}; enter an arena of its own under that stream"
+            )
+        return verdict(self.stats(), size, self.holders())
+
+    def _announce(self, nbytes: int, size: int, path: str, words: str) -> None:
+        free = None if path == "capture-refused" else self._device_free()
+        text = line(self.stats(), path=path, requested=nbytes, aligned=size, device_free_nbytes=free, words=words)
+        logger.warning("%s", text)
+
+    def _device_free(self) -> int | None:
+        try:
+            return self.driver.memory()[0]
+        except DEVICE_ERROR:
+            return None
+
+    def _refuse_capture(self, nbytes: int, size: int, *, bare: bool) -> None:
+        self.refused += 1
+        stats = self.stats()
+        if bare:
+            words = (
+                "the stream is capturing a graph that the arena doesn't know of, so it could not keep the memory that "
+                "the graph will use; capture with `with arena.capture(stream) as c:`"
+            )
+        else:
+            words = (
+                f"the arena is full while a graph is captured, and overflow memory must not become part of one; run "
+                f"the step once before capturing it, or give the arena at least {fitting(stats.used_nbytes + size)}"
+            )
+        first, self.reported = not self.reported, True
+        if first:
+            self._announce(nbytes, size, "capture-refused", words)
+        raise self.error(nbytes, size, words)
+
+    def error(self, nbytes: int, size: int, words: str) -> ArenaOutOfMemoryError:
+        stats = self.stats()
+        return ArenaOutOfMemoryError(
+            f"no memory for {nbytes:,} bytes in an arena of {format_nbytes(self.capacity)} with "
+            f"{format_nbytes(stats.used_nbytes)} in {stats.live_blocks:,} live blocks: {words}",
+            stats,
+            size,
+        )
+
+    # Looking
+
+    def tokens(self) -> list[Any]:
+        """Everything alive that the arena gave out, found among the objects that garbage collection knows."""
+        kinds = {self.token, self.tagged, None if self.overflow is None else self.overflow.token}
+        return [found for found in gc.get_objects() if type(found) in kinds]
+
+    def holders(self) -> list[Holder]:
+        """Live blocks of slab and overflow with the age of their step."""
+        found = []
+        plain, tagged = self.token, self.tagged
+        for token in self.tokens():
+            owner, site = token._owner, None
+            if type(token) is tagged:
+                owner, site = owner[0], owner[1]
+            elif type(token) is not plain:
+                continue
+            age = "outside" if owner.number == 0 else "now" if owner.number in self.open_steps else "earlier"
+            found.append(Holder(token.size, age, site))
+        return found
+
+    def stats(self) -> ArenaStats:
+        """One snapshot; no driver call."""
+        with self._lock:
+            blocks = self.blocks
+            n_binned, binned = blocks.binned()
+            free = blocks.free_blocks()
+            used = blocks.nbytes_blocks - binned
+            outside_blocks, outside = self.overflow.live() if self.overflow is not None else (0, 0)
+            allocations = self.gate.allocations
+            return ArenaStats(
+                epoch=self.epoch,
+                capacity_nbytes=self.capacity,
+                used_nbytes=used,
+                free_nbytes=self.capacity - used,
+                largest_free_nbytes=max((size for _, size in free), default=0),
+                peak_nbytes=blocks.high - blocks.base,
+                needed_nbytes=max(self.needed, blocks.high - blocks.base),
+                live_blocks=blocks.n_blocks - n_binned,
+                free_blocks=len(free),
+                allocations=allocations,
+                largest_nbytes=self.largest,
+                hits=allocations - self.carved - self.spilled,
+                misses=self.misses,
+                merges=blocks.merges - self.merges_before,
+                steps=self.steps,
+                escaped_blocks=self.escaped_blocks,
+                overflows=self.overflows,
+                refused=self.refused,
+                foreign_requests=self.foreign_requests,
+                overflow_live_blocks=outside_blocks,
+                overflow_live_nbytes=outside,
+                overflow_peak_nbytes=max(self.overflow_peak, outside),
+                captured_blocks=self.captured_blocks,
+            )
+
+    def reset(self) -> None:
+        """Start an epoch: counters at zero, the line armed again, free blocks merged. What lives stays."""
+        with self._lock:
+            blocks = self.blocks
+            blocks.merge()
+            blocks.high = blocks.top
+            self.merges_before = blocks.merges
+            self.gate.allocations = 0
+            self.largest = self.misses = self.carved = self.spilled = self.steps = self.escaped_blocks = 0
+            self.overflows = self.refused = self.foreign_requests = self.overflow_peak = self.needed = 0
+            self.reported = self.foreign_reported = self.escape_reported = False
+            self.epoch += 1
+
+    def after_fork(self) -> None:
+        """In a forked child: refuse every request, let destructors do nothing, and forget what CUDA holds."""
+        self.forked = True
+        self.gate.stream = None
+        for kind in (self.token, self.tagged):
+            kind.__del__ = lambda token: None
+        self.slab.ptr = 0
+        if self.overflow is not None:
+            self.overflow.after_fork()
+
+
+def _listed(pools: dict[str, int]) -> str:
+    return ", ".join(f"{name} {nbytes:,} bytes" for name, nbytes in pools.items())

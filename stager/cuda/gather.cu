@@ -1,0 +1,97 @@
+// The gather: resolve turns positions of an epoch into addresses, copy_windows moves the windows.
+// NVRTC compiles this without the host's headers.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+// Mirrors ORDER in gather.py.
+struct Order {
+    i64 n;
+    u32 left_size, right_size;
+    u32 n_rounds;  // 0: the samples' own order
+    u32 keys[32];
+};
+
+__device__ __forceinline__ u32 mix(u32 x) {
+    x ^= x >> 16;
+    x *= 0x7feb352du;
+    x ^= x >> 15;
+    x *= 0x846ca68bu;
+    return x;
+}
+
+// samples/order.py states the algorithm; golden vectors hold both to it.
+__device__ __forceinline__ i64 sample_at(const Order &order, i64 position) {
+    if (order.n_rounds == 0) return position;
+    i64 x = position;
+    do {
+        u32 left = (u32)((u64)x / order.right_size);
+        u32 right = (u32)((u64)x - (u64)left * order.right_size);
+        for (u32 round = 0; round < order.n_rounds; round += 2) {
+            left += __umulhi(mix(right + order.keys[round]), order.left_size);
+            left = min(left, left - order.left_size);
+            right += __umulhi(mix(left + order.keys[round + 1]), order.right_size);
+            right = min(right, right - order.right_size);
+        }
+        x = (i64)((u64)left * order.right_size + right);
+    } while (x >= order.n);
+    return x;
+}
+
+// The last span that begins at or before the sample.
+__device__ __forceinline__ i64 find_span(const i64 *span_ids, i64 n_spans, i64 sample) {
+    i64 lo = 0, hi = n_spans;
+    while (hi - lo > 1) {
+        i64 middle = (lo + hi) >> 1;
+        if (span_ids[middle] <= sample) lo = middle; else hi = middle;
+    }
+    return lo;
+}
+
+extern "C" __global__ void resolve(
+    const Order order, i64 first, i64 count, i64 window, i64 row_nbytes,
+    const i64 *__restrict__ span_ids, const i64 *__restrict__ span_rows, i64 n_spans,
+    const u64 *__restrict__ bases, i64 base_rows,
+    const float *__restrict__ target, u64 *__restrict__ addresses, float *__restrict__ y) {
+    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < count; i += (i64)gridDim.x * blockDim.x) {
+        i64 sample = sample_at(order, first + i);
+        i64 span = find_span(span_ids, n_spans, sample);
+        i64 row = span_rows[span] + (sample - span_ids[span]);
+        i64 start = row - window + 1;
+        i64 base = start / base_rows;
+        addresses[i] = bases[base] + (u64)(start - base * base_rows) * row_nbytes;
+        if (y) y[i] = target[row];
+    }
+}
+
+template <typename V>
+__device__ __forceinline__ void copy_rows(const u64 *__restrict__ addresses, V *__restrict__ out, i64 count, int n) {
+    // blockDim.x lanes share a sample; blockDim.y samples share a block.
+    for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < count; i += (i64)gridDim.x * blockDim.y) {
+        const V *__restrict__ from = (const V *)addresses[i];
+        V *__restrict__ to = out + i * n;
+        int k = threadIdx.x;
+        for (; k + 3 * (int)blockDim.x < n; k += 4 * blockDim.x) {
+            V a = __ldg(from + k), b = __ldg(from + k + blockDim.x);
+            V c = __ldg(from + k + 2 * blockDim.x), d = __ldg(from + k + 3 * blockDim.x);
+            __stcs(to + k, a);
+            __stcs(to + k + blockDim.x, b);
+            __stcs(to + k + 2 * blockDim.x, c);
+            __stcs(to + k + 3 * blockDim.x, d);
+        }
+        for (; k < n; k += blockDim.x) __stcs(to + k, __ldg(from + k));
+    }
+}
+
+extern "C" __global__ void copy_windows_16(const u64 *addresses, float4 *out, i64 count, int n) {
+    copy_rows<float4>(addresses, out, count, n);
+}
+
+extern "C" __global__ void copy_windows_8(const u64 *addresses, float2 *out, i64 count, int n) {
+    copy_rows<float2>(addresses, out, count, n);
+}
+
+extern "C" __global__ void copy_windows_4(const u64 *addresses, float *out, i64 count, int n) {
+    copy_rows<float>(addresses, out, count, n);
+}

@@ -1,0 +1,170 @@
+"""The gather on a GPU: two kernels a group of batches, whatever the number of samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import cupy
+import numpy as np
+import numpy.typing as npt
+
+from stager.cuda import upload
+from stager.cuda.driver import CudaDriver
+from stager.errors import DeviceError
+
+# Mirrors struct Order in gather.cu.
+ORDER = np.dtype(
+    [
+        ("n", "<i8"),
+        ("left_size", "<u4"),
+        ("right_size", "<u4"),
+        ("n_rounds", "<u4"),
+        ("keys", "<u4", (32,)),
+        ("padding", "<u4"),
+    ],
+)
+_THREADS = 256
+_MAX_BLOCKS = 1 << 16
+_GROUP_NBYTES = 64 << 20
+
+_kernels: dict[int, dict[str, Any]] = {}
+
+
+def kernels(device: int) -> dict[str, Any]:
+    """The compiled kernels of a device; compiled once, while staging, so that no batch waits for NVRTC.
+
+    Raises
+    ------
+    DeviceError
+        If NVRTC is missing or refuses the source.
+    """
+    if device not in _kernels:
+        source = Path(__file__).with_name("gather.cu").read_text(encoding="utf-8")
+        names = ("resolve", "copy_windows_16", "copy_windows_8", "copy_windows_4")
+        with cupy.cuda.Device(device):
+            try:
+                module = cupy.RawModule(code=source, options=("--std=c++17",))
+                _kernels[device] = {name: module.get_function(name) for name in names}
+            except (ImportError, OSError, RuntimeError) as error:
+                if "nvrtc" not in str(error).lower():
+                    raise
+                raise DeviceError(
+                    f"NVRTC, CUDA's run-time compiler, can't be loaded: {error}. It comes with the extra: "
+                    f"pip install 'stager[cuda12]' (or [cuda13])"
+                ) from error
+    return _kernels[device]
+
+
+class Tables(Protocol):
+    """What the gather needs of a sample index, see :class:`stager.samples.index.SampleIndex`."""
+
+    window: int
+    span_rows: npt.NDArray[np.int64]
+    span_ids: npt.NDArray[np.int64]
+    y: npt.NDArray[np.float32] | None
+
+
+class CudaGather:
+    """Gathers groups of samples of one Stager on the caller's stream.
+
+    Memory comes from a pool of its own, never from the user's arena.
+
+    Parameters
+    ----------
+    rows : (n_rows, n_columns) float32 device array
+        On the device, or registered host memory that the device reads. Only its address is kept.
+    index : SampleIndex
+        Its tables are copied to the device.
+    stall_timeout : float
+        Seconds, for that copy.
+    """
+
+    xp = cupy
+
+    def __init__(self, rows: Any, index: Tables, stall_timeout: float) -> None:
+        device = rows.data.device_id
+        self._device = cupy.cuda.Device(device)
+        self._kernels = kernels(device)
+        self._window = index.window
+        self._pool = cupy.cuda.MemoryPool()
+        self._events: dict[int, Any] = {}
+        n_columns = rows.shape[1]
+        self._sample_shape = (index.window, n_columns)
+        self._row_nbytes = 4 * n_columns
+        self._tables = [self._upload(table, stall_timeout) for table in (index.span_ids, index.span_rows)]
+        self._y = None if index.y is None else self._upload(index.y, stall_timeout)
+        self._bases = self._upload(np.array([rows.data.ptr], np.uint64), stall_timeout)
+        self._base_rows = len(rows)
+        n = index.window * n_columns
+        alignment = n | n_columns | (rows.data.ptr // 4)
+        self._vector = next(size for size in (4, 2, 1) if alignment % size == 0)
+        self._lanes = min(_THREADS, max(8, 1 << (n // self._vector - 1).bit_length()))
+
+    def _upload(self, table: npt.NDArray[Any], stall_timeout: float) -> Any:
+        driver = CudaDriver(self._device.id)
+        watch = upload.Watch(table.nbytes, stall_timeout)
+        memory = upload.allocate(driver, table.nbytes, watch, "free some, or serve fewer samples")
+        upload.copy_to_device(table, memory, driver, watch)
+        return cupy.ndarray(table.shape, table.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def batches(self, order: Any, first: int, stop: int, batch_size: int) -> Iterator[tuple[Any, Any]]:
+        """The batches at positions ``first : stop`` of an epoch, in order, as views of groups.
+
+        A group is gathered on the stream that is current when it is asked for, and its memory is used again, on that
+        stream, after its last view has died.
+        """
+        sample_nbytes = 4 * self._sample_shape[0] * self._sample_shape[1]
+        per_group = batch_size * max(1, _GROUP_NBYTES // (batch_size * sample_nbytes))
+        for start in range(first, stop, per_group):
+            count = min(per_group, stop - start)
+            x, y = self._group(order, start, count)
+            for offset in range(0, count, batch_size):
+                size = min(batch_size, count - offset)
+                yield _view(x, offset, size), None if y is None else _view(y, offset, size)
+
+    def _group(self, order: Any, first: int, count: int) -> tuple[Any, Any]:
+        """x (count, window, n_columns) float32 and y (count,) float32 or None, on the current stream."""
+        parameters = np.zeros((), ORDER)
+        parameters["n"], parameters["left_size"], parameters["right_size"] = order.n, order.left_size, order.right_size
+        if order.shuffle:
+            parameters["n_rounds"] = len(order.keys)
+            parameters["keys"][: len(order.keys)] = order.keys
+        with self._device:
+            stream = cupy.cuda.get_current_stream()
+            with cupy.cuda.using_allocator(self._pool.malloc):
+                x = cupy.empty((count, *self._sample_shape), cupy.float32)
+                y = None if self._y is None else cupy.empty(count, cupy.float32)
+                addresses = cupy.empty(count, cupy.uint64)
+            target, labels = (0, 0) if self._y is None or y is None else (self._y.data.ptr, y.data.ptr)
+            self._kernels["resolve"](
+                (min(_MAX_BLOCKS, -(-count // _THREADS)),),
+                (_THREADS,),
+                (
+                    parameters, np.int64(first), np.int64(count), np.int64(self._window), np.int64(self._row_nbytes),
+                    *self._tables, np.int64(len(self._tables[1])),
+                    self._bases, np.int64(self._base_rows), np.uint64(target), addresses, np.uint64(labels),
+                ),
+            )  # fmt: skip
+            samples = _THREADS // self._lanes
+            self._kernels[f"copy_windows_{4 * self._vector}"](
+                (min(_MAX_BLOCKS, -(-count // samples)),),
+                (self._lanes, samples),
+                (addresses, x, np.int64(count), np.int32(x[0].size // self._vector)),
+            )
+            if stream.ptr not in self._events:
+                self._events[stream.ptr] = (cupy.cuda.Event(disable_timing=True), stream)
+            self._events[stream.ptr][0].record(stream)
+        return x, y
+
+    def close(self) -> None:
+        """Wait until every gather queued so far has read its rows."""
+        with self._device:
+            for event, _ in self._events.values():
+                event.synchronize()
+
+
+def _view(array: Any, first: int, count: int) -> Any:
+    """Entries ``first : first + count`` without a copy; built directly, in half the time of a slice."""
+    return cupy.ndarray((count, *array.shape[1:]), array.dtype, array.data + first * array.strides[0])

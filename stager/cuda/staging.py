@@ -1,0 +1,77 @@
+"""Host arrays to arrays that kernels read: copied into one allocation, or registered where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import cupy
+import numpy.typing as npt
+
+from stager.cuda import gather, upload
+from stager.cuda.driver import CudaDriver, check_device, refuse_capture
+from stager.cuda.upload import Watch
+from stager.errors import StagingError
+
+
+def prepare(device: int) -> CudaDriver:
+    """The driver calls of a device that staging may use now; its kernels are compiled.
+
+    Raises
+    ------
+    DeviceError, CaptureActiveError
+    """
+    check_device(device)
+    refuse_capture(device)
+    gather.kernels(device)
+    return CudaDriver(device)
+
+
+def to_device(
+    source: npt.NDArray[Any],
+    driver: CudaDriver,
+    watch: Watch,
+    *,
+    before: Callable[[int, int], None] | None = None,
+    read_only: bool = False,
+    remedy: str = "free some, or stage less",
+    piece_nbytes: int = upload.PIECE_NBYTES,
+) -> tuple[Any, Any, str]:
+    """Copy an array to the device; arguments as :func:`stager.cuda.upload.copy_to_device`.
+
+    Returns
+    -------
+    array : device array, shape and dtype of `source`
+    memory : the one allocation, which lives as long as an array points into it
+    path : str
+    """
+    memory = upload.allocate(driver, max(source.nbytes, 1), watch, remedy)
+    path = upload.copy_to_device(
+        source, memory, driver, watch, before=before, read_only=read_only, piece_nbytes=piece_nbytes
+    )
+    return _array(source, memory), memory, path
+
+
+def in_place(source: npt.NDArray[Any], driver: CudaDriver, watch: Watch, *, read_only: bool) -> tuple[Any, Any, str]:
+    """Register an array where it lies, for kernels to read over the bus; returns as :func:`to_device`.
+
+    Raises
+    ------
+    StagingError
+        If this GPU can't read registered memory by its host address, or registering is refused.
+    """
+    if not driver.reads_registered:
+        raise StagingError("this GPU can't read registered host memory by its host address; use placement='device'")
+    registration = upload.Registration(source, driver)
+    registration.register(watch, read_only=read_only)
+    memory = cupy.cuda.UnownedMemory(source.ctypes.data, source.nbytes, registration, driver.device)
+    return _array(source, memory), memory, "registered in place"
+
+
+def array_at(memory: Any, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
+    """A device array in `memory`, `offset` bytes from its start; keeps the memory alive."""
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, offset))
+
+
+def _array(source: npt.NDArray[Any], memory: Any) -> Any:
+    return array_at(memory, 0, source.shape, source.dtype)

@@ -1,0 +1,285 @@
+"""Writing packs: beside the target, synced, then renamed, so that a target is whole or absent."""
+
+from __future__ import annotations
+
+import ctypes
+import datetime as dt
+import errno
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stager.bars.threads import parallel
+from stager.bars.read import Bars, ReadOptions, Source, read
+from stager.config import format_nbytes
+from stager.errors import BarsError, NotAPackError, PackError, PackExistsError
+from stager.packs import layout
+from stager.packs.layout import Column, Decision, Input, Manifest, Pack, Segment, StoredFile, open_pack
+
+Progress = Callable[[str, int, int], None]
+
+_CHUNK_ROWS = 1 << 18
+
+
+def pack(
+    source: Source,
+    out: str | Path | None = None,
+    *,
+    read: ReadOptions = ReadOptions(),  # noqa: B008 - frozen
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Pack:
+    """Read bars and write them as a pack.
+
+    Parameters
+    ----------
+    source : path, URI, glob, directory, sequence of these, or pyarrow.Table
+        CSV or Parquet input, plain or compressed.
+    out : path, optional
+        The pack's directory; by default beside a single input, ``bars.csv`` -> ``bars.pack``.
+    read : ReadOptions
+        What the input does not tell by itself.
+    overwrite : bool
+        Replace an existing pack. The old one stays whole until the new one is.
+    progress : callable(phase, done_nbytes, total_nbytes), optional
+        Called from this thread; phases ``parse``, ``sort``, ``write``, ``checksum``.
+
+    Returns
+    -------
+    Pack
+        The new pack, opened.
+
+    Raises
+    ------
+    BarsError
+        If the input can't be read as bars, or holds none.
+    PackExistsError, NotAPackError, PackError
+        If `out` exists (and is no pack), is being written by another process, or can't be written.
+    """
+    target = _target(source, out)
+    _check_target(target, overwrite)
+    bars = read_bars(source, read, progress)
+    _write(bars, target, overwrite, progress)
+    return open_pack(target)
+
+
+def read_bars(source: Source, options: ReadOptions, progress: Progress | None = None) -> Bars:
+    """`read`, refusing input without a single bar."""
+    bars = read(source, options, progress=progress)
+    if bars.table.num_rows == 0:
+        dropped = ", ".join(f"{n:,} rows dropped: {reason}" for reason, n in bars.dropped.items() if n)
+        raise BarsError(f"there is no bar in the input ({dropped or 'it has no rows'}); nothing was packed")
+    return bars
+
+
+def pack_in_memory(source: Source, options: ReadOptions = ReadOptions(), *, progress: Progress | None = None) -> Pack:  # noqa: B008
+    """The pack of a bar file or Table, held in memory instead of written. Raises as :func:`pack`."""
+    bars = read_bars(source, options, progress)
+    rows = np.empty((bars.table.num_rows, bars.table.num_columns - 2), np.float32)
+    cast_rows(bars.table, 0, rows)
+    manifest = _manifest(bars, [Segment("segment-0", len(rows), {})], fingerprint="")
+    return Pack(None, manifest, _read_only(rows), bars.table, bars.symbols, bars.first_rows, bars.counts)
+
+
+def cast_rows(table: pa.Table, first: int, out: npt.NDArray[np.float32]) -> None:
+    """Fill `out` (n, n_columns) float32 with rows ``first : first + n`` of the float64 columns, several threads.
+
+    Raises
+    ------
+    BarsError
+        If a value is too large for float32.
+    """
+    columns = {name: layout.contiguous(table, name) for name in table.column_names[2:]}
+
+    def fill(start: int) -> None:
+        stop = min(start + _CHUNK_ROWS, len(out))
+        with np.errstate(over="raise", under="ignore"):
+            for index, (name, column) in enumerate(columns.items()):
+                try:
+                    out[start:stop, index] = column[first + start : first + stop]
+                except FloatingPointError:
+                    raise BarsError(
+                        f"a value is above 3.4e38, the largest of float32; leave column {name!r} out or rescale it",
+                        column=name,
+                    ) from None
+
+    parallel(fill, range(0, len(out), _CHUNK_ROWS))
+
+
+def _target(source: Source, out: str | Path | None) -> Path:
+    if out is not None:
+        return Path(out)
+    if isinstance(source, (str, Path)) and not any(c in str(source) for c in "*?[") and "://" not in str(source):
+        path = Path(source)
+        return path.with_name(path.name.split(".")[0] + ".pack") if path.name.split(".")[0] else Path("bars.pack")
+    raise PackError("several inputs, a glob, a URI or a table have no name of their own; say where to with -o DIR")
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if not os.path.lexists(target):
+        return
+    if not (target / layout.MANIFEST).is_file():
+        raise NotAPackError(f"{target}: exists and is no pack; it is not replaced. Choose another place with -o DIR")
+    if not overwrite:
+        raise PackExistsError(f"{target}: the pack exists; replace it with --force, or choose another with -o DIR")
+
+
+def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None) -> None:
+    n_rows, n_columns = bars.table.num_rows, bars.table.num_columns - 2
+    needed = n_rows * (n_columns * 12 + 12) + (1 << 20)
+    try:
+        with _partial(target) as partial:
+            if (free := shutil.disk_usage(partial).free) < needed:
+                raise PackError(
+                    f"{target}: the pack takes {format_nbytes(needed)}, the disk has {format_nbytes(free)} free"
+                )
+            folder = partial / "segment-0"
+            folder.mkdir()
+            _write_rows(folder / "rows.npy", bars.table, n_rows, n_columns, progress)
+            _write_arrow(folder / "bars.arrow", bars.table)
+            _write_arrow(
+                folder / "symbols.arrow",
+                pa.table({"symbol": list(bars.symbols), "first_row": bars.first_rows, "count": bars.counts}),
+            )
+            files = {}
+            sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+            for done, name in enumerate(sizes):
+                files[name] = StoredFile(sizes[name], layout.block_checksums(folder / name))
+                if progress:
+                    progress("checksum", sum(list(sizes.values())[: done + 1]), sum(sizes.values()))
+            manifest = _manifest(bars, [Segment("segment-0", n_rows, files)], layout.fingerprint(bars.table, bars.symbols, bars.counts))
+            (partial / layout.MANIFEST).write_bytes(_encode(manifest))
+            for path in (*folder.iterdir(), partial / layout.MANIFEST, folder, partial):
+                _sync(path)
+            # Checked again: another process may have put a pack there meanwhile.
+            _check_target(target, overwrite)
+            _publish(partial, target)
+    except OSError as error:
+        if isinstance(error, PackError):
+            raise
+        raise PackError(f"{target}: can't be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def _partial(target: Path) -> Iterator[Path]:
+    """The directory ``TARGET.partial``, locked; whatever is left of it is removed at the end."""
+    partial = target.with_name(target.name + ".partial")
+    partial.mkdir(parents=True, exist_ok=True)
+    lock = os.open(partial, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+            raise PackError(f"{partial}: another process is packing to this target; wait for it") from None
+        try:
+            for left_over in partial.iterdir():
+                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+            yield partial
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _publish(partial: Path, target: Path) -> None:
+    if not target.exists():
+        os.rename(partial, target)
+    elif not _exchange(partial, target):
+        old = target.with_name(target.name + ".old")
+        os.rename(target, old)
+        os.rename(partial, target)
+        shutil.rmtree(old)
+    _sync(target.parent)
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two directories in one step (Linux ``renameat2``); False where the system can't."""
+    at_fdcwd, rename_exchange = -100, 2
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError):
+        return False
+    return bool(renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), rename_exchange) == 0)
+
+
+def _write_rows(file: Path, table: pa.Table, n_rows: int, n_columns: int, progress: Progress | None) -> None:
+    with file.open("wb") as stream:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (n_rows, n_columns)}
+        np.lib.format.write_array_header_1_0(stream, header)
+        step = max(1, layout.BLOCK_NBYTES // (4 * n_columns))
+        block = np.empty((min(step, n_rows), n_columns), np.float32)
+        for first in range(0, n_rows, step):
+            out = block[: n_rows - first]
+            cast_rows(table, first, out)
+            stream.write(memoryview(out).cast("B"))
+            if progress:
+                progress("write", (first + len(out)) * 4 * n_columns, n_rows * 4 * n_columns)
+
+
+def _write_arrow(file: Path, table: pa.Table) -> None:
+    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table.combine_chunks())
+
+
+def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest:
+    assert bars.interval is not None  # bars without rows were refused before
+    names = bars.table.column_names[2:]
+    columns = []
+    for name in names:
+        role: layout.Role = "price" if name in layout.PRICES else "volume" if name == "volume" else "other"
+        n_missing = 0 if role == "price" else int(np.isnan(layout.contiguous(bars.table, name)).sum())
+        columns.append(Column(name, role, n_missing))
+    times = layout.contiguous(bars.table, "time").view("datetime64[ns]")
+    first, last = times[bars.first_rows].min(), times[bars.first_rows + bars.counts - 1].max()
+    span = (f"{np.datetime_as_string(first)}Z", f"{np.datetime_as_string(last)}Z")
+    return Manifest(
+        format_version=layout.FORMAT_VERSION,
+        stager_version=version("stager"),
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        columns=columns,
+        interval=bars.interval.text,
+        timestamps=bars.timestamps,
+        adjustment=bars.adjustment,
+        span=span,
+        n_rows=bars.table.num_rows,
+        n_symbols=len(bars.symbols),
+        fingerprint=fingerprint,
+        inputs=[Input(i.name, i.size_nbytes, i.n_rows, i.n_dropped) for i in bars.inputs],
+        decisions=[Decision(d.what, d.value, d.source) for d in bars.decisions],
+        dropped=dict(bars.dropped),
+        warnings=list(bars.warnings),
+        segments=segments,
+        checksum="0" * 32,
+    )
+
+
+def _encode(manifest: Manifest) -> bytes:
+    raw = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+    checksum = layout.seal(raw, "0" * 32)
+    # The checksum is the last field, so its place is the last run of zeros.
+    head, _, tail = raw.rpartition(b"0" * 32)
+    return head + checksum.encode() + tail
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_only(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,135 @@
+"""The plan: what will be served and what it takes, known before anything is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stager.config import format_nbytes
+from stager.packs.layout import Pack
+from stager.samples.index import SampleIndex
+from stager.samples.targets import Target
+
+GAPS = (0, 1, 5, 30)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a Stager serves. ``str(plan)`` is a table for people, ``plan.as_dict()`` for programs.
+
+    Attributes
+    ----------
+    n_rows, n_symbols, n_runs, longest_run : int
+    n_samples, n_batches : int
+        Samples and batches of an epoch.
+    window, batch_size : int
+    columns : tuple of str
+    target : str
+        "none", or what is predicted.
+    reasons : dict of str to int
+        Rows that end no sample, by reason; with `n_samples` they add up to `n_rows`.
+    samples_at_gap : dict of int to int
+        Complete windows with room for the label if runs could span so many missing bars.
+    rows_nbytes, tables_nbytes, batch_nbytes : int
+        The staged rows, the sample tables of this Stager, and one batch.
+    device, placement : str
+    path : str
+        How the rows came to their place.
+    """
+
+    n_rows: int
+    n_symbols: int
+    n_runs: int
+    longest_run: int
+    n_samples: int
+    n_batches: int
+    window: int
+    batch_size: int
+    columns: tuple[str, ...]
+    target: str
+    reasons: dict[str, int]
+    samples_at_gap: dict[int, int]
+    rows_nbytes: int
+    tables_nbytes: int
+    batch_nbytes: int
+    device: str
+    placement: str
+    path: str
+
+    @property
+    def usable(self) -> float:
+        """Share of rows that end a sample."""
+        return self.n_samples / self.n_rows
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a user should look at before training."""
+        if self.usable >= 0.7:
+            return ()
+        worst = max(self.reasons, key=lambda reason: self.reasons[reason])
+        return (f"only {self.usable:.0%} of the rows end a sample; most are lost to: {worst}",)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return {**asdict(self), "usable": self.usable, "warnings": list(self.warnings)}
+
+    def __str__(self) -> str:
+        lines = [
+            ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows ({self.usable:.1%}), {self.n_symbols:,} symbols"),
+            ("window", f"{self.window} rows of {', '.join(self.columns)}"),
+            ("target", self.target),
+            ("batches", f"{self.n_batches:,} of {self.batch_size} an epoch, {format_nbytes(self.batch_nbytes)} each"),
+            ("runs", f"{self.n_runs:,}, the longest of {self.longest_run:,} rows"),
+            *((f"- {reason}", f"{n:,} rows") for reason, n in self.reasons.items() if n),
+            ("at max_gap", ", ".join(f"{gap}: {n:,}" for gap, n in self.samples_at_gap.items())),
+            ("memory", f"{format_nbytes(self.rows_nbytes)} rows, {format_nbytes(self.tables_nbytes)} tables"),
+            ("device", f"{self.device}, placement {self.placement} ({self.path})"),
+            *(("warning", text) for text in self.warnings),
+        ]
+        width = max(len(name) for name, _ in lines)
+        return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
+
+
+def describe(target: Target | None) -> str:
+    """One line that says what is predicted."""
+    if target is None:
+        return "none"
+    extra = f", threshold {target.threshold}, {target.classes} classes" if target.kind == "direction" else ""
+    return (
+        f"{target.kind} from {target.price} of bar t+{target.delay} to {target.exit_column} of bar t+{target.reach}{extra}"
+    )
+
+
+def make_plan(
+    pack: Pack,
+    index: SampleIndex,
+    target: Target | None,
+    *,
+    batch_size: int,
+    n_batches: int,
+    device: str,
+    placement: str,
+    path: str,
+) -> Plan:
+    """The plan of a Stager; touches no device."""
+    reach = 0 if target is None else target.reach
+    return Plan(
+        n_rows=pack.n_rows,
+        n_symbols=len(pack.symbols),
+        n_runs=index.n_runs,
+        longest_run=index.longest_run,
+        n_samples=index.n_samples,
+        n_batches=n_batches,
+        window=index.window,
+        batch_size=batch_size,
+        columns=pack.columns,
+        target=describe(target),
+        reasons=dict(index.reasons),
+        samples_at_gap={gap: index.at_gap(gap, reach) for gap in GAPS},
+        rows_nbytes=pack.rows.nbytes,
+        tables_nbytes=index.nbytes,
+        batch_nbytes=batch_size * (index.window * len(pack.columns) + (target is not None)) * 4,
+        device=device,
+        placement=placement,
+        path=path,
+    )

@@ -1,0 +1,71 @@
+"""Which decisions are served."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from stager.errors import SampleError
+
+
+@dataclass(frozen=True)
+class Select:
+    """Filters of samples; they add or reorder no rows.
+
+    Parameters
+    ----------
+    symbols : sequence of str, optional
+        Only these; None for all.
+    interval : (start, end), optional
+        Half-open interval of decision instants. ISO 8601 text or ``datetime``; without a zone it is UTC. None at
+        either end leaves it open. A window may begin before `start`.
+    max_gap : int
+        Missing bars that a window (and a label) may span at one place.
+
+    Raises
+    ------
+    SampleError
+        If a value is not allowed.
+    """
+
+    symbols: tuple[str, ...] | None = None
+    interval: tuple[Any, Any] | None = None
+    max_gap: int = 0
+
+    def __post_init__(self) -> None:
+        if self.symbols is not None:
+            if isinstance(self.symbols, str):
+                raise SampleError(f"symbols is the text {self.symbols!r}; give a sequence such as ({self.symbols!r},)")
+            object.__setattr__(self, "symbols", tuple(self.symbols))
+        if self.interval is not None:
+            if isinstance(self.interval, str) or len(self.interval) != 2:
+                raise SampleError(f"interval is {self.interval!r}; give (start, end), half-open")
+            object.__setattr__(self, "interval", tuple(self.interval))
+            first, last = self.bounds
+            if first >= last:
+                raise SampleError(f"interval {self.interval!r} is empty; start must lie before end")
+        if isinstance(self.max_gap, bool) or not isinstance(self.max_gap, (int, np.integer)) or self.max_gap < 0:
+            raise SampleError(f"max_gap is {self.max_gap!r}; it must be an integer of at least 0 bars")
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First decision instant served and the one after the last, nanoseconds UTC."""
+        start, end = self.interval or (None, None)
+        limits = np.iinfo(np.int64)
+        return (
+            limits.min if start is None else _nanoseconds(start),
+            limits.max if end is None else _nanoseconds(end),
+        )
+
+
+def _nanoseconds(instant: str | dt.datetime) -> int:
+    try:
+        moment = dt.datetime.fromisoformat(instant) if isinstance(instant, str) else instant
+    except ValueError:
+        raise SampleError(f"{instant!r} is no instant; write ISO 8601 such as 2024-01-31T15:30Z") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=dt.UTC)
+    return int(np.datetime64(moment.astimezone(dt.UTC).replace(tzinfo=None), "ns").astype(np.int64))
