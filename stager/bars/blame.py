@@ -94,7 +94,7 @@ def find_faults(
                 raise not_utf8(opened.source.name, line_of(opened, sample, start + row), byte) from None
             if kind == "time" and first is None:
                 first = next((cell for cell in cells.to_pylist() if cell not in NULL_WORDS), None)
-            row = _first_bad(cells, kind, first)
+            row = first_bad(cells, kind, first)
             if row >= 0:
                 cell = cells[row].as_py()
                 message = None
@@ -116,8 +116,8 @@ def _undecodable(chunk: pa.Array[Any]) -> tuple[int, int]:
     return 0, 0
 
 
-def _first_bad(cells: pa.Array[Any], kind: Literal["time", "text", "number"], first: str | None) -> int:
-    """The first cell of a chunk that doesn't convert, or -1."""
+def first_bad(cells: pa.Array[Any], kind: Literal["time", "text", "number"], first: str | None = None) -> int:
+    """The first cell of a string array that doesn't convert, or -1; ``first`` is the column's first time."""
     if kind == "text":
         return -1
     target = pa.float64() if kind == "number" else time_type(time_form(first or ""))

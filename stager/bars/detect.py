@@ -182,8 +182,8 @@ def sample_csv(opened: Opened, options: ReadOptions) -> Sample:
     try:
         text = decoder.decode(opened.head, final=opened.is_whole)
     except UnicodeDecodeError as error:
-        at = len(opened.head[: error.start].splitlines()) or 1
-        raise not_utf8(name, at, opened.head[error.start]) from None
+        before = opened.head[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        raise not_utf8(name, before.count(b"\n") + 1, opened.head[error.start]) from None
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
     if not opened.is_whole:
         lines.pop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -106,7 +105,6 @@ class Interval(msgspec.Struct, frozen=True):
         times: Int64,
         first_rows: Int64,
         counts: Int64,
-        timestamps: Literal["utc", "session"],
     ) -> tuple[Interval, list[tuple[int, int]]]:
         """The most frequent step inside the symbols, over all symbols.
 
@@ -116,8 +114,6 @@ class Interval(msgspec.Struct, frozen=True):
             Nanoseconds since 1970, ascending inside each symbol.
         first_rows, counts : ndarray of int64, shape (n_symbols,)
             The rows of each symbol.
-        timestamps : {"utc", "session"}
-            Dates are steps of whole days.
 
         Returns
         -------

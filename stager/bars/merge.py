@@ -12,7 +12,7 @@ import numpy.typing as npt
 from stager.bars import symbols as symbol_numbers
 from stager.bars.arrange import Arranged
 from stager.bars.checks import Checked, Mask, check, describe
-from stager.bars.decode import Decoded
+from stager.bars.columns import Decoded
 from stager.bars.detect import Decision
 from stager.bars.interval import Interval
 from stager.bars.options import PRICES, ReadOptions
@@ -275,7 +275,7 @@ def settle_interval(
     if interval is not None:
         notes.decide("interval", interval.text, "as told")
     elif len(arranged.times):
-        interval, deviants = Interval.infer(arranged.times, arranged.first_rows, arranged.counts, timestamps)
+        interval, deviants = Interval.infer(arranged.times, arranged.first_rows, arranged.counts)
         notes.decide("interval", interval.text, "the most frequent step inside the symbols")
         if deviants:
             shown = ", ".join(f"{symbols[number]} ({Interval.fixed(step).text})" for number, step in deviants[:10])

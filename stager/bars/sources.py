@@ -94,7 +94,7 @@ class Opened:
             return raw
         return pa.CompressedInputStream(raw, self.compression)
 
-    def damage(self, error: BaseException | None = None) -> BarsError | None:
+    def damage(self) -> BarsError | None:
         """The error, if the compressed stream can't be read to its end."""
         if self.compression is None:
             return None
@@ -201,8 +201,8 @@ def _no_bar_files(what: str) -> str:
 
 def _reason(error: BaseException) -> str:
     """The system's own words, without Arrow's."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno).lower()
     detail = str(error).splitlines()[0] if str(error) else ""
     return re.sub(r"\s*\[errno \d+\].*?:\s*", " ", detail, flags=re.IGNORECASE)[:200] or type(error).__name__
 

@@ -1,0 +1,166 @@
+"""Parquet files and Arrow tables to columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from stager.bars import blame
+from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, number_hint, warn_inexact
+from stager.bars.detect import NULL_WORDS, Decision, Layout, find_columns
+from stager.bars.options import ReadOptions
+from stager.bars.sources import Opened, damaged
+from stager.bars.threads import parallel
+from stager.errors import BarsError
+
+
+def decode_parquet(opened: Opened, options: ReadOptions) -> Decoded:
+    """The columns of a Parquet file.
+
+    Raises
+    ------
+    BarsError
+        If the file is damaged, or can't be read as bars.
+    """
+    source = opened.source
+
+    def refuse(message: str) -> BarsError:
+        return BarsError(message, path=source.name)
+
+    try:
+        if opened.compression is None:
+            file: Any = source.open()
+        else:
+            with opened.stream() as stream:
+                file = pa.BufferReader(stream.read())
+    except (OSError, pa.ArrowException):
+        raise damaged(source, opened.compression or "") from None
+    # Damaged Parquet fails in many ways, also inside Thrift and with absurd sizes; the file is at fault in each.
+    try:
+        parquet = pq.ParquetFile(file, page_checksum_verification=True)
+        schema = parquet.schema_arrow
+    except Exception:
+        raise refuse("the Parquet file is truncated or damaged (its footer can't be read); get it again") from None
+    layout = find_columns(schema.names, options, refuse)
+    wanted = _numeric_further(layout, schema)
+    try:
+        names = [schema.names[i] for i in (*layout.roles.values(), *wanted)]
+        table = parquet.read(columns=names, use_pandas_metadata=False)
+        table = pa.table({name: table[name] for name in names})
+        table.validate(full=True)
+    except Exception:
+        raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
+    return _from_arrow(table, layout, wanted, source.name, source.size_nbytes, source.stem)
+
+
+def decode_table(table: pa.Table, options: ReadOptions) -> Decoded:
+    """The columns of a table in memory.
+
+    Raises
+    ------
+    BarsError
+        If the table can't be read as bars.
+    """
+
+    def refuse(message: str) -> BarsError:
+        return BarsError(message, path="table")
+
+    try:
+        table.validate(full=True)
+    except pa.ArrowInvalid:
+        raise refuse("the table is not valid; check it with table.validate(full=True)") from None
+    layout = find_columns(table.schema.names, options, refuse)
+    wanted = _numeric_further(layout, table.schema)
+    table = table.select([*layout.roles.values(), *wanted])
+    return _from_arrow(table, layout, wanted, "table", table.nbytes, None)
+
+
+def _numeric_further(layout: Layout, schema: pa.Schema) -> list[int]:
+    """The further columns with numbers; the others leave the layout."""
+    for i in list(layout.further):
+        kind = schema.field(i).type
+        if not (
+            pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or kind == pa.null()
+        ):
+            layout.further.remove(i)
+            layout.warnings.append(f"column {layout.names[i]!r} has the type {kind} and is left out")
+    return layout.further
+
+
+def _from_arrow(
+    table: pa.Table, layout: Layout, wanted: list[int], name: str, size_nbytes: int, stem: str | None
+) -> Decoded:
+    decoded = Decoded(
+        name,
+        size_nbytes,
+        stem,
+        layout,
+        {},
+        False,
+        lambda row: row + 1,
+        n_rows=table.num_rows,
+        decisions=layout.decisions,
+        warnings=layout.warnings,
+    )
+    keys = [*layout.roles, *(layout.names[i] for i in wanted)]
+    table = aligned(table.rename_columns([str(i) for i in range(len(keys))]))
+    for position, key in enumerate(keys):
+        column = table.column(position)
+        if key == "symbol":
+            column = _symbols(decoded, column)
+        elif key != "time":
+            column = _floats(decoded, column, key)
+        decoded.columns[key] = column
+    return decoded
+
+
+def _symbols(decoded: Decoded, column: Column) -> Column:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if not _is_text(kind.value_type) or any(chunk.dictionary.null_count for chunk in column.chunks):
+            return _symbols(decoded, column.cast(kind.value_type))
+    elif pa.types.is_integer(kind):
+        decoded.decisions.append(Decision("symbol", "text of the numbers", f"the type {kind}"))
+    elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        try:
+            column = column.cast(pa.string())
+        except pa.ArrowInvalid:
+            raise decoded.error("symbols are bytes that are no UTF-8 text; give text", None, "symbol") from None
+    elif not _is_text(kind) and not pa.types.is_null(kind):
+        raise decoded.error(f"symbols of the type {kind} are not read; give text", None, "symbol")
+    if column.null_count:
+        column = pc.fill_null(column.cast(pa.string()), "")
+    if pa.types.is_dictionary(column.type):
+        return column.cast(SYMBOLS)
+    chunks: list[Any] = parallel(lambda chunk: chunk.cast(pa.string()).dictionary_encode(), column.chunks)
+    return pa.chunked_array(chunks, type=SYMBOLS)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _floats(decoded: Decoded, column: Column, key: str) -> Column:
+    kind = column.type
+    if pa.types.is_float64(kind):
+        return column
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if _is_text(kind):
+        text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+        column = pc.if_else(pc.is_in(text, value_set=pa.array(NULL_WORDS)), pa.scalar(None, pa.string()), text)
+        try:
+            return column.cast(pa.float64())
+        except pa.ArrowInvalid:
+            row = max(0, blame.first_bad(text.combine_chunks(), "number"))
+            raise decoded.error(f"{text[row].as_py()!r} is no number{number_hint(key)}", row, key) from None
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or kind == pa.null()):
+        raise decoded.error(f"the column has the type {kind}; {key} needs numbers", None, key)
+    floats = column.cast(pa.float64(), safe=False)
+    if pa.types.is_integer(kind):
+        decoded.columns[key] = floats
+        warn_inexact(decoded, key)
+    return floats
