@@ -1,0 +1,34 @@
+"""The command ``stager``: options in, calls, tables out; what is done is done by the package."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from stager.cli.info import info
+from stager.cli.pack import pack
+from stager.cli.smoke import smoke
+from stager.cli.verify import verify
+from stager.errors import StagerError
+
+
+class _Group(click.Group):
+    """A group whose commands end with one clear line and exit code 1 on a StagerError."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except StagerError as error:
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(1)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="stager")
+def main() -> None:
+    """Stage market bars on the GPU once; train at memory speed."""
+
+
+for _command in (info, pack, smoke, verify):
+    main.add_command(_command)

@@ -20,6 +20,7 @@ from stager.bars.symbols import Codes, SymbolColumn
 from stager.bars.threads import parallel
 from stager.bars.times import Times, read_times, year_window
 from stager.bars.zones import Zone, to_utc
+from stager.errors import BarsError
 
 Timestamps: TypeAlias = Literal["utc", "session"]
 Int64 = npt.NDArray[np.int64]
@@ -261,7 +262,7 @@ def _check_all(
 
 
 def settle_interval(
-    arranged: Arranged, symbols: Sequence[str], merged: Merged, options: ReadOptions
+    arranged: Arranged, symbols: Sequence[str], merged: Merged, options: ReadOptions, path: str | None = None
 ) -> tuple[Interval | None, Timestamps]:
     """The interval, told or inferred; times that mark a bar's close are shifted to its open, in place.
 
@@ -275,7 +276,10 @@ def settle_interval(
     if interval is not None:
         notes.decide("interval", interval.text, "as told")
     elif len(arranged.times):
-        interval, deviants = Interval.infer(arranged.times, arranged.first_rows, arranged.counts)
+        try:
+            interval, deviants = Interval.infer(arranged.times, arranged.first_rows, arranged.counts)
+        except BarsError as error:
+            raise BarsError(error.message, path=path) from None
         notes.decide("interval", interval.text, "the most frequent step inside the symbols")
         if deviants:
             shown = ", ".join(f"{symbols[number]} ({Interval.fixed(step).text})" for number, step in deviants[:10])

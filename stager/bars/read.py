@@ -115,6 +115,7 @@ def read(source: Source, options: ReadOptions | None = None, *, progress: Progre
     """
     options = options or ReadOptions()
     inputs = [decode_table(source, options)] if isinstance(source, pa.Table) else _decode_all(source, options, progress)
+    path = inputs[0].name if len(inputs) == 1 else None
     merged = merge(inputs, options)
     pieces = [part.piece for parts in merged.checked for part in parts]
     n_dropped = [sum(part.n_dropped for part in parts) for parts in merged.checked]
@@ -129,12 +130,12 @@ def read(source: Source, options: ReadOptions | None = None, *, progress: Progre
         raise BarsError(
             f"symbol {merged.symbols[conflict.symbol]!r} has rows of the same time {time_text(conflict.time)} that "
             f"differ; {conflict.n_conflicts} pairs of symbol and time are like that; keep one row of each",
-            path=inputs[0].name if len(inputs) == 1 else None,
+            path=path,
         ) from None
     has_rows = arranged.counts > 0
     arranged.first_rows, arranged.counts = arranged.first_rows[has_rows], arranged.counts[has_rows]
     symbols = tuple(symbol for symbol, has in zip(merged.symbols, has_rows, strict=True) if has)
-    interval, timestamps = settle_interval(arranged, symbols, merged, options)
+    interval, timestamps = settle_interval(arranged, symbols, merged, options, path)
     notes = merged.notes
     notes.decide("adjustment", options.adjustment, "not told" if options.adjustment == "unknown" else "as told")
     return Bars(

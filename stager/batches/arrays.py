@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
 from types import TracebackType
 from typing import Any, overload
 
@@ -106,49 +105,35 @@ def stage_arrays(arrays: Iterable[npt.NDArray[Any]], *, align: int = 16, device:
         raise ConfigError(f"align is {align!r}; it must be a power of two of at least 8 bytes")
     options = resolve(StagingOptions, "staging", arguments={"device": None if device == "auto" else device})
     chosen = choose_device(options.device)
-    given = list(arrays)
-    _check(given)
-    sizes = np.fromiter((array.nbytes for array in given), np.int64, len(given))
-    padded = (sizes + (align - 1)) & -align
-    ends = np.cumsum(padded)
-    offsets = (ends - padded).tolist()
-    buffer = np.empty(int(ends[-1]) if given else 0, np.uint8)
-    pack = _packer(given, offsets, padded, buffer)
-    details = [(array.shape, array.dtype) for array in given]
+    packed = _Packed(list(arrays), align)
     if chosen.index is None:
-        pack(len(buffer))
+        buffer = np.empty(packed.nbytes, np.uint8)
+        packed.fill(buffer, 0)
         buffer.flags.writeable = False
 
         def host_view(memory: Any, i: int) -> Any:
-            shape, dtype = details[i]
-            return np.ndarray(shape, dtype, memory, offsets[i])
+            return np.ndarray(*packed.detail(i), memory, packed.offset(i))
 
-        return StagedArrays(buffer, host_view, len(given), buffer.nbytes, str(chosen), "in memory")
+        return StagedArrays(buffer, host_view, packed.n, packed.nbytes, str(chosen), "in memory")
 
     from stager.cuda import staging, upload
 
-    watch = upload.Watch(buffer.nbytes, options.stall_timeout)
-    _, memory, path = staging.to_device(
-        buffer,
-        staging.prepare(chosen.index),
-        watch,
-        before=lambda first, stop: pack(stop),
-        remedy="free some, or stage the arrays in parts",
-        piece_nbytes=_PIECE_NBYTES,
-    )
+    driver = staging.prepare(chosen.index)
+    watch = upload.Watch(packed.nbytes, options.stall_timeout)
+    memory = upload.allocate(driver, max(packed.nbytes, 1), watch, "free some, or stage the arrays in parts")
+    upload.copy_filled(packed.spans(upload.RING_NBYTES), packed.fill, memory, driver, watch)
 
     def device_view(memory: Any, i: int) -> Any:
-        return staging.array_at(memory, offsets[i], *details[i])
+        return staging.array_at(memory, packed.offset(i), *packed.detail(i))
 
-    return StagedArrays(memory, device_view, len(given), buffer.nbytes, str(chosen), path)
+    return StagedArrays(memory, device_view, packed.n, packed.nbytes, str(chosen), "pinned ring")
 
 
 def _check(arrays: list[Any]) -> None:
-    if kinds := {type(array) for array in arrays} - {np.ndarray}:
-        for index, array in enumerate(arrays):
-            if not isinstance(array, np.ndarray):
-                raise ConfigError(f"array {index} is a {type(array).__name__}; stage_arrays takes NumPy arrays")
-        assert all(issubclass(kind, np.ndarray) for kind in kinds)
+    for kind in set(map(type, arrays)):
+        if not issubclass(kind, np.ndarray):
+            index = next(i for i, array in enumerate(arrays) if type(array) is kind)
+            raise ConfigError(f"array {index} is a {kind.__name__}; stage_arrays takes NumPy arrays")
     allowed = {np.dtype(code) for code in "?bBhHiIlLqQefd"}
     if wrong := {array.dtype for array in arrays} - allowed:
         index, dtype = next((i, array.dtype) for i, array in enumerate(arrays) if array.dtype in wrong)
@@ -158,30 +143,77 @@ def _check(arrays: list[Any]) -> None:
         )
 
 
-def _packer(
-    arrays: list[npt.NDArray[Any]], offsets: list[int], padded: npt.NDArray[np.int64], buffer: npt.NDArray[np.uint8]
-) -> Callable[[int], None]:
-    """A function that fills `buffer` with whole arrays, going on from its last call, at least up to a byte."""
-    done = 0
-    starts = np.array([*offsets, len(buffer)])
-    pads = padded - np.fromiter((array.nbytes for array in arrays), np.int64, len(arrays))
-    uniform = len({(array.shape, array.dtype) for array in arrays}) == 1 and arrays[0].ndim > 0 and not pads.any()
-    zeros = np.zeros(int(pads.max(initial=0)), np.uint8)
+class _Packed:
+    """Where each array goes in the buffer, and the bytes of any part of it.
 
-    def pack(stop_byte: int) -> None:
-        nonlocal done
-        stop = int(np.searchsorted(starts, stop_byte))
-        if stop <= done:
+    A hundred thousand arrays of one shape are the case that this is for: nothing is kept or computed per array there.
+    """
+
+    def __init__(self, arrays: list[Any], align: int) -> None:
+        _check(arrays)
+        self._arrays, self.n = arrays, len(arrays)
+        shapes, dtypes = {array.shape for array in arrays}, {array.dtype for array in arrays}
+        first = arrays[0] if arrays else np.empty(0)
+        self._uniform = (
+            (first.shape, first.dtype)
+            if len(shapes) == len(dtypes) == 1 and first.ndim and first.nbytes and first.nbytes % align == 0
+            else None
+        )
+        if self._uniform:
+            self._stride = first.nbytes
+            self.nbytes = self.n * self._stride
             return
-        part, out = arrays[done:stop], buffer[starts[done] : starts[stop]]
-        if uniform and out.size:
-            np.concatenate(part, out=out.view(part[0].dtype).reshape(-1, *part[0].shape[1:]))
-        elif out.size:
-            flat = (np.ascontiguousarray(array).reshape(-1).view(np.uint8) for array in part)
-            gaps = (zeros[:n] for n in pads[done:stop].tolist())
-            np.concatenate(list(chain.from_iterable(zip(flat, gaps, strict=True))), out=out)
-        done = stop
+        self._details = [(array.shape, array.dtype) for array in arrays]
+        sizes = np.fromiter((array.nbytes for array in arrays), np.int64, self.n)
+        padded = (sizes + (align - 1)) & -align
+        self._ends = np.cumsum(padded)
+        self._starts = self._ends - padded
+        self._pads = (padded - sizes).tolist()
+        self.nbytes = int(self._ends[-1]) if arrays else 0
 
-    return pack
+    def detail(self, i: int) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of array `i`."""
+        return self._uniform or self._details[i]
 
+    def offset(self, i: int) -> int:
+        """Byte at which array `i` starts."""
+        return i * self._stride if self._uniform else int(self._starts[i])
 
+    def spans(self, most_nbytes: int) -> list[tuple[int, int]]:
+        """The buffer in parts of at most so many bytes; whole arrays where they are alike."""
+        step = most_nbytes
+        if self._uniform and self._stride <= most_nbytes:
+            step -= most_nbytes % self._stride
+        return [(first, min(first + step, self.nbytes)) for first in range(0, self.nbytes, step)]
+
+    def fill(self, out: npt.NDArray[np.uint8], first: int) -> None:
+        """Write the buffer's bytes from `first` on into `out`."""
+        if not out.size:
+            return
+        stop = first + out.size
+        if self._uniform and first % self._stride == stop % self._stride == 0:
+            shape, dtype = self._uniform
+            part = self._arrays[first // self._stride : stop // self._stride]
+            np.concatenate(part, out=out.view(dtype).reshape(-1, *shape[1:]))
+            return
+        if self._uniform:
+            lo, hi, start = first // self._stride, -(-stop // self._stride), first // self._stride * self._stride
+            pads = [0] * (hi - lo)
+        else:
+            lo = int(np.searchsorted(self._ends, first, side="right"))
+            hi = int(np.searchsorted(self._starts, stop, side="left"))
+            start, pads = int(self._starts[lo]), self._pads[lo:hi]
+        zeros = np.zeros(max(pads), np.uint8)
+        parts: list[npt.NDArray[np.uint8]] = []
+        for array, pad in zip(self._arrays[lo:hi], pads, strict=True):
+            parts.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            parts.append(zeros[:pad])
+        skip = first - start
+        while skip >= parts[0].size:
+            skip -= parts.pop(0).size
+        parts[0] = parts[0][skip:]
+        excess = sum(part.size for part in parts) - out.size
+        while excess >= parts[-1].size:
+            excess -= parts.pop().size
+        parts[-1] = parts[-1][: parts[-1].size - excess]
+        np.concatenate(parts, out=out)

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stager.bars.threads import thread_count
 from stager.batches.devices import Device, choose_device
 from stager.batches.memory import check_host
 from stager.config import resolve
@@ -41,8 +42,8 @@ class StagingOptions(msgspec.Struct, frozen=True):
 class Resident:
     """Staged rows. Made by :func:`stage`; several Stagers may borrow one.
 
-    On the CPU the rows are NumPy arrays, on a GPU CuPy's. ``close()`` refuses new use, waits for queued reads, and gives the memory back; views that are still alive keep it
-    until they die, and a warning counts them.
+    On the CPU the rows are NumPy arrays, on a GPU CuPy's. ``close()`` refuses new use, waits for queued reads, and
+    gives the memory back; views that are still alive keep it until they die, and a warning counts them.
 
     Attributes
     ----------
@@ -52,15 +53,27 @@ class Resident:
     placement : {"device", "host"}
         "host" on the CPU, where there is only one.
     path : str
-        How the rows came to their place: "mapped", "in memory", "registered", "pinned ring", "registered in place".
+        How the rows came to their place: "mapped" or "in memory" on the CPU, "pinned ring" or "registered" where they
+        were copied to a GPU, "registered in place" for placement "host".
     seconds : float
         Time that staging took, opening and parsing excluded.
+    n_allocations : int
+        Device allocations made for the rows.
     """
 
     def __init__(
-        self, pack: Pack, device: Device, placement: str, path: str, rows: Any, memory: Any, seconds: float
+        self,
+        pack: Pack,
+        device: Device,
+        placement: str,
+        path: str,
+        rows: Any,
+        memory: Any,
+        seconds: float = 0.0,
+        n_allocations: int = 0,
     ) -> None:
-        self.pack, self.device, self.placement, self.path, self.seconds = pack, device, placement, path, seconds
+        self.pack, self.device, self.placement, self.path = pack, device, placement, path
+        self.seconds, self.n_allocations = seconds, n_allocations
         self._rows, self._memory = rows, memory
         self._closers: list[weakref.WeakMethod[Callable[[], None]]] = []
 
@@ -166,7 +179,7 @@ def stage(
             raise ConfigError("placement='device' needs a GPU; on device='cpu' there is only placement='host'")
         # A plain array over the mapping: NumPy makes it the base of every view, so that views can be counted.
         rows = np.asarray(pack.rows).view()
-        return Resident(pack, chosen, "host", "in memory" if pack.path is None else "mapped", rows, rows, 0.0)
+        return Resident(pack, chosen, "host", "in memory" if pack.path is None else "mapped", rows, rows)
     return _stage_on_gpu(pack, chosen, chosen.index, options, progress)
 
 
@@ -212,11 +225,12 @@ def _stage_on_gpu(
             rows,
             driver,
             watch,
-            before=_read_ahead(pack) if mapped else None,
+            read_ahead=_read_ahead(pack) if mapped else None,
             read_only=mapped,
+            n_cores=thread_count(),
             remedy="use placement='host', or select fewer rows",
         )
-    return Resident(pack, device, placement, path, array, memory, time.perf_counter() - started)
+    return Resident(pack, device, placement, path, array, memory, time.perf_counter() - started, driver.n_allocations)
 
 
 def _read_ahead(pack: Pack) -> Callable[[int, int], None]:
@@ -226,11 +240,11 @@ def _read_ahead(pack: Pack) -> Callable[[int, int], None]:
     header = len(mapping) - rows.nbytes
     asked = 0
 
-    def before(first: int, stop: int) -> None:
+    def ask(first: int, stop: int) -> None:
         nonlocal asked
         limit = min(header + stop + _READ_AHEAD_NBYTES, len(mapping))
         if limit > asked:
             mapping.madvise(mmap.MADV_WILLNEED, asked, limit - asked)
             asked = limit // mmap.PAGESIZE * mmap.PAGESIZE
 
-    return before
+    return ask

@@ -139,10 +139,10 @@ class Stager:
         source = overrides.pop("source", None)
         if source is None:
             if not isinstance(tables.get("source"), str):
-                raise ConfigError(f"{path}: says no source; write source = \"bars.pack\" above the first table")
+                raise ConfigError(f'{path}: says no source; write source = "bars.pack" above the first table')
             source = Path(path).parent / tables["source"]
-        made = {name: overrides.pop(name) for name in ("target", "select") if name in overrides}
-        places = {name: overrides.pop(name) for name in ("device", "placement") if name in overrides}
+        made: dict[str, Any] = {name: overrides.pop(name) for name in ("target", "select") if name in overrides}
+        places: dict[str, Any] = {name: overrides.pop(name) for name in ("device", "placement") if name in overrides}
         if "target" not in made and "target" in tables:
             made["target"] = resolve(Target, "target", toml=tables["target"])
         if "select" not in made:
@@ -259,5 +259,3 @@ def _make_gather(resident: Resident, index: SampleIndex) -> Any:
     from stager.cuda.gather import CudaGather
 
     return CudaGather(resident.rows, index, resolve(StagingOptions, "staging").stall_timeout)
-
-

@@ -160,7 +160,7 @@ class Pool:
         self._step_number = 0
         self.open_steps: set[int] = set()
         self._lock = threading.RLock()
-        self._busy = False
+        self._busy = self._can_capture = False
         self.reset()
         self.token, self.tagged = self._token_types()
         reference = weakref.ref(self)
@@ -240,7 +240,7 @@ class Pool:
         return visit
 
     def _move_to(self, stream: Any) -> None:
-        if self.blocks.n_blocks > self.blocks.binned()[0]:
+        if self.blocks.live()[0]:
             return  # arrays that live may still be used on the stream the arena is bound to
         # Free blocks may still be read by work that is queued there.
         try:
@@ -254,6 +254,7 @@ class Pool:
 
     def _bind_to(self, stream: Any) -> None:
         self.stream = stream
+        self._can_capture = stream.ptr not in (0, 1)  # the legacy stream can't
         self.thread = threading.current_thread() if stream.ptr == _PER_THREAD else None
         self.regate()
 
@@ -289,20 +290,35 @@ class Pool:
 
     def _fast(self, visit: Visit, current: Callable[[], object]) -> Malloc:
         gate, bins, token, pointer = self.gate, self.blocks.bins, self.token, MemoryPointer
-        device, slow = self.device, self._slow
+        device, slow, miss = self.device, self._slow, self._miss
 
         def malloc(nbytes: int) -> Any:
             if current() is gate.stream:
                 size = (nbytes + 511) & -512
                 try:
                     start = bins[size].pop()
-                except (KeyError, IndexError):
-                    return slow(nbytes, visit)
-                gate.allocations += 1
-                return pointer(token(start, size, visit.owner, device), 0)
+                except LookupError:
+                    pass
+                else:
+                    gate.allocations += 1
+                    return pointer(token(start, size, visit.owner, device), 0)
+                return miss(nbytes, size, visit)
             return slow(nbytes, visit)
 
         return malloc
+
+    def _miss(self, nbytes: Any, size: int, visit: Visit) -> Any:
+        """An empty bin while the gate was open: the shortest way to a new block."""
+        if size > 0 and type(nbytes) is int and not (self._can_capture and self.driver.capturing(self.stream)):
+            start = self._carve(size)
+            if start is not None:
+                self.misses += 1
+                self.carved += 1
+                self.gate.allocations += 1
+                if size > self.largest:
+                    self.largest = size
+                return MemoryPointer(self.token(start, size, visit.owner, self.device), 0)
+        return self._slow(nbytes, visit)
 
     def _slow(self, nbytes: Any, visit: Visit) -> Any:
         nbytes = check_size(nbytes)
@@ -314,38 +330,42 @@ class Pool:
         size = (nbytes + UNIT - 1) & -UNIT
         if not self._is_here(stream, device):
             return self._spill(nbytes, size, visit, stream, device, foreign=True)
+        stack = self.blocks.bins.get(size)
         try:
-            start = self.blocks.bins[size].pop()
-        except (KeyError, IndexError):
+            start = stack.pop() if stack else None
+        except IndexError:  # another thread took the last one
+            start = None
+        carved = start is None
+        if start is None:
             if visit.capture is None and driver.capturing(stream):
                 self._refuse_capture(nbytes, size, bare=True)
             self.misses += 1
-            found = self._carve(size)
-            if found is None:
+            start = self._carve(size)
+            if start is None:
                 return self._spill(nbytes, size, visit, stream, device, foreign=False)
-            start = found
-            self.carved += 1
-            if size > self.largest:
-                self.largest = size
-        self.gate.allocations += 1
         recorder = self.recorder
         if self.trace or recorder is not None:
             site = calling_line()
             freed = None if recorder is None else recorder.freed
             memory = self.tagged(start, size, (visit.owner, site, freed), device)
-            if recorder is not None:
-                recorder.allocated(size, site)
         else:
             memory = self.token(start, size, visit.owner, device)
         if self.poison and visit.capture is None:
             driver.fill(start, size, stream)
+        self.gate.allocations += 1
+        if carved:
+            self.carved += 1
+            self.largest = max(self.largest, size)
+        if recorder is not None:
+            recorder.allocated(size, site)
         if visit.capture is not None:
             visit.capture.hold(memory)
         return MemoryPointer(memory, 0)
 
     def _carve(self, size: int) -> int | None:
         with self._lock:
-            # A finalizer that garbage collection runs in here may allocate; it must not see half a change.
+            # A finalizer that garbage collection runs in here may allocate; it must not see half a change, so it gets
+            # overflow memory.
             if self._busy:
                 return None
             self._busy = True
@@ -389,8 +409,7 @@ class Pool:
         if outside > self.overflow_peak:
             self.overflow_peak = outside
             if not foreign:
-                used = self.blocks.nbytes_blocks - self.blocks.binned()[1]
-                self.needed = max(self.needed, used + outside)
+                self.needed = max(self.needed, self.blocks.live()[1] + outside)
         if self.recorder is not None:
             self.recorder.overflowed(size, calling_line())
         return MemoryPointer(memory, 0)
@@ -466,9 +485,8 @@ class Pool:
         """One snapshot; no driver call."""
         with self._lock:
             blocks = self.blocks
-            n_binned, binned = blocks.binned()
+            n_live, used = blocks.live()
             free = blocks.free_blocks()
-            used = blocks.nbytes_blocks - binned
             outside_blocks, outside = self.overflow.live() if self.overflow is not None else (0, 0)
             allocations = self.gate.allocations
             return ArenaStats(
@@ -479,7 +497,7 @@ class Pool:
                 largest_free_nbytes=max((size for _, size in free), default=0),
                 peak_nbytes=blocks.high - blocks.base,
                 needed_nbytes=max(self.needed, blocks.high - blocks.base),
-                live_blocks=blocks.n_blocks - n_binned,
+                live_blocks=n_live,
                 free_blocks=len(free),
                 allocations=allocations,
                 largest_nbytes=self.largest,

@@ -274,5 +274,5 @@ class Measure:
         token = self._token(memory.ptr, size, (place, memory, visit.owner), device)
         self.allocations += 1
         self.largest_nbytes = max(self.largest_nbytes, size)
-        self.peak_nbytes = max(self.peak_nbytes, blocks.nbytes_blocks - blocks.binned()[1])
+        self.peak_nbytes = max(self.peak_nbytes, blocks.live()[1])
         return MemoryPointer(token, 0)

@@ -2,13 +2,13 @@
 
 Nothing here knows CUDA. A *block* is ``size`` bytes at address ``start``. Blocks are cut from fresh slab, return to
 the bin of their exact size, and are asked for again there. Only a request that finds neither its bin nor fresh slab
-empties the bins into *ranges*, where neighbours grow together; every block is sorted in once, so the work of merging
-follows the number of blocks freed and not the number of blocks there are.
+empties the bins into *ranges*, where neighbours grow together. Few ranges are merged by sorting everything; among many,
+each freed block looks up its neighbours, so that the work follows the blocks freed and not the ranges there are.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from itertools import compress
 
 UNIT = 512
@@ -16,7 +16,7 @@ UNIT = 512
 
 _SHIFT = 64
 _MASK = (1 << _SHIFT) - 1
-_BULK = 256  # so many ranges at once are sorted again as a whole rather than inserted one by one
+_FEW = 64
 
 
 def round_up(nbytes: int) -> int:
@@ -39,26 +39,26 @@ class Blocks:
     bins : dict of int to list of int
         Addresses of free blocks by exact size, last in first out. The caller pops and appends without any lock. A bin
         exists as long as a block of its size does, so appending never meets a missing bin.
+    of_size : dict of int to int
+        Number of blocks of each size, live or in a bin.
     top, high : int
         End of the part in use now, and the furthest it ever reached.
-    n_blocks, nbytes_blocks : int
-        Blocks cut and not merged back, live or in a bin, and their bytes.
     merges : int
         How often bins were emptied into ranges.
     """
 
-    __slots__ = ("_ends", "_keys", "_sizes", "base", "bins", "end", "high", "merges", "n_blocks", "nbytes_blocks",
-                 "of_size", "top")  # fmt: skip
+    __slots__ = ("_ends", "_keys", "_sizes", "base", "bins", "end", "high", "merges", "of_size", "top")
 
     def __init__(self, base: int, nbytes: int) -> None:
         self.base = self.top = self.high = base
         self.end = base + nbytes
         self.bins: dict[int, list[int]] = {}
         self.of_size: dict[int, int] = {}
-        self.n_blocks = self.nbytes_blocks = self.merges = 0
-        self._sizes: dict[int, int] = {}  # start -> size of a range
-        self._ends: dict[int, int] = {}  # end -> start of a range
-        self._keys: list[int] = []  # size << 64 | start, ascending: the best fit at the lowest address
+        self.merges = 0
+        self._keys: list[int] = []  # ranges as size << 64 | start, ascending: the best fit at the lowest address
+        # Only while there are many ranges: size by start, and start by end.
+        self._sizes: dict[int, int] | None = None
+        self._ends: dict[int, int] = {}
 
     def take(self, size: int) -> int | None:
         """Cut a block of ``size`` bytes, a positive multiple of 512.
@@ -68,43 +68,39 @@ class Blocks:
         int or None
             Its address; None when nothing fits, not even after merging.
         """
-        start = self._cut(size)
-        if start is None:
-            if not self.merge():
-                return None
-            start = self._cut(size)
-            if start is None:
-                return None
-        self.n_blocks += 1
-        self.nbytes_blocks += size
-        count = self.of_size.get(size, 0)
-        self.of_size[size] = count + 1
-        if not count:
+        keys = self._keys
+        at = bisect_left(keys, size << _SHIFT)
+        if at < len(keys):
+            key = keys.pop(at)
+            start, rest = key & _MASK, (key >> _SHIFT) - size
+            if rest:
+                insort(keys, rest << _SHIFT | (start + size))
+            if self._sizes is not None:
+                self._shrink(start, size, rest)
+        else:
+            start = self.top
+            end = start + size
+            if end > self.end:
+                return self.take(size) if self.merge() else None
+            self.top = end
+            if end > self.high:
+                self.high = end
+        count = self.of_size.get(size)
+        if count:
+            self.of_size[size] = count + 1
+        else:
+            self.of_size[size] = 1
             self.bins[size] = []
         return start
 
-    def _cut(self, size: int) -> int | None:
-        keys = self._keys
-        index = bisect_left(keys, size << _SHIFT)
-        if index < len(keys):
-            key = keys.pop(index)
-            start, found = key & _MASK, key >> _SHIFT
-            del self._sizes[start]
-            if found == size:
-                del self._ends[start + size]
-            else:
-                rest, left = start + size, found - size
-                self._sizes[rest] = left
-                self._ends[rest + left] = rest
-                keys.insert(bisect_left(keys, left << _SHIFT | rest), left << _SHIFT | rest)
-            return start
-        start = self.top
-        if start + size > self.end:
-            return None
-        self.top = start + size
-        if self.top > self.high:
-            self.high = self.top
-        return start
+    def _shrink(self, start: int, size: int, rest: int) -> None:
+        assert self._sizes is not None
+        del self._sizes[start]
+        if rest:
+            self._sizes[start + size] = rest
+            self._ends[start + size + rest] = start + size
+        else:
+            del self._ends[start + size]
 
     def merge(self) -> int:
         """Empty the bins into ranges, neighbours joined; what borders on fresh slab becomes fresh slab again.
@@ -114,74 +110,94 @@ class Blocks:
         int
             Number of blocks moved.
         """
-        freed: list[tuple[int, int]] = []
-        for size in list(compress(self.bins, self.bins.values())):
-            stack = self.bins[size]
-            before = len(freed)
+        freed: dict[int, int] = {}
+        bins, of_size = self.bins, self.of_size
+        for size in list(compress(bins, bins.values())):
+            stack = bins[size]
+            moved = 0
             while stack:
                 try:
-                    freed.append((stack.pop(), size))
+                    freed[stack.pop()] = size
                 except IndexError:  # another thread took the last one
                     break
-            moved = len(freed) - before
-            self.nbytes_blocks -= moved * size
-            left = self.of_size[size] - moved
-            if left:
-                self.of_size[size] = left
-            else:  # no block of this size is left that could still be appended
-                del self.of_size[size], self.bins[size]
+                moved += 1
+            if of_size[size] == moved:  # no block of this size is left that could still be appended
+                del of_size[size], bins[size]
+            else:
+                of_size[size] -= moved
         if not freed:
             return 0
-        self.n_blocks -= len(freed)
         self.merges += 1
-        freed.sort()
-        runs: list[list[int]] = []
-        end = -1
-        for start, size in freed:
-            if start == end:
-                runs[-1][1] = end = end + size
-            else:
-                end = start + size
-                runs.append([start, end])
-        bulk = len(runs) > _BULK
-        for start, end in runs:
-            self._join(start, end, keyed=not bulk)
-        if bulk:
-            self._keys = sorted(size << _SHIFT | start for start, size in self._sizes.items())
+        if len(self._keys) <= 4 * len(freed) + _FEW:
+            self._sort_in(freed)
+        else:
+            self._join_in(freed)
         return len(freed)
 
-    def _join(self, start: int, end: int, *, keyed: bool) -> None:
-        left = self._ends.pop(start, None)
-        if left is not None:
-            self._forget(left, self._sizes.pop(left), keyed)
-            start = left
-        right = self._sizes.pop(end, None)
-        if right is not None:
-            self._forget(end, right, keyed)
-            end += right
-            del self._ends[end]
+    def _sort_in(self, freed: dict[int, int]) -> None:
+        self._sizes = None
+        sizes = freed.copy()
+        for key in self._keys:
+            sizes[key & _MASK] = key >> _SHIFT
+        keys = []
+        first = end = -1
+        for start in sorted(sizes):
+            if start != end:
+                if end > first:
+                    keys.append((end - first) << _SHIFT | first)
+                first = end = start
+            end += sizes[start]
         if end == self.top:
-            self.top = start
-            return
-        self._sizes[start] = end - start
-        self._ends[end] = start
-        if keyed:
-            key = (end - start) << _SHIFT | start
-            self._keys.insert(bisect_left(self._keys, key), key)
+            self.top = first
+        else:
+            keys.append((end - first) << _SHIFT | first)
+        keys.sort()
+        self._keys = keys
 
-    def _forget(self, start: int, size: int, keyed: bool) -> None:
-        if keyed:
-            del self._keys[bisect_left(self._keys, size << _SHIFT | start)]
+    def _join_in(self, freed: dict[int, int]) -> None:
+        keys = self._keys
+        if self._sizes is None:
+            self._sizes = {key & _MASK: key >> _SHIFT for key in keys}
+            self._ends = {start + size: start for start, size in self._sizes.items()}
+        sizes, ends = self._sizes, self._ends
+        for start, size in freed.items():
+            end = start + size
+            right = sizes.pop(end, None)
+            if right is not None:
+                del keys[bisect_left(keys, right << _SHIFT | end)]
+                end += right
+            left = ends.pop(start, None)
+            if left is not None:
+                del keys[bisect_left(keys, sizes.pop(left) << _SHIFT | left)]
+                start = left
+            if end == self.top:
+                self.top = start
+                ends.pop(end, None)
+            else:
+                sizes[start] = end - start
+                ends[end] = start
+                insort(keys, (end - start) << _SHIFT | start)
+
+    def cut(self) -> tuple[int, int]:
+        """Number and bytes of the blocks that exist, live or in a bin."""
+        counts = list(self.of_size.items())
+        return sum(count for _, count in counts), sum(size * count for size, count in counts)
 
     def binned(self) -> tuple[int, int]:
         """Number and bytes of the blocks that lie in bins."""
         counts = [(size, len(stack)) for size, stack in list(self.bins.items())]
         return sum(count for _, count in counts), sum(size * count for size, count in counts)
 
+    def live(self) -> tuple[int, int]:
+        """Number and bytes of the blocks that are neither in a bin nor merged."""
+        blocks, nbytes = self.cut()
+        n_binned, binned = self.binned()
+        return blocks - n_binned, nbytes - binned
+
     def free_blocks(self) -> list[tuple[int, int]]:
         """(start, size) of everything free as merging would leave it, fresh slab included, ascending."""
         free = [(start, size) for size, stack in list(self.bins.items()) for start in stack.copy()]
-        free.extend(self._sizes.items())
+        free.extend((key & _MASK, key >> _SHIFT) for key in self._keys)
         if self.top < self.end:
             free.append((self.top, self.end - self.top))
         free.sort()

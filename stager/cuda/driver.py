@@ -7,8 +7,6 @@ import threading
 from typing import Any
 
 import cupy
-import numpy as np
-import numpy.typing as npt
 from cupy.cuda import runtime
 
 from stager.cuda.upload import RegistrationRefused
@@ -30,10 +28,16 @@ class CudaDriver:
     ----------
     device : int
         Ordinal of the device.
+
+    Attributes
+    ----------
+    n_allocations : int
+        Calls of ``cudaMalloc`` made.
     """
 
     def __init__(self, device: int) -> None:
         self.device = device
+        self.n_allocations = 0
 
     def attribute(self, name: str) -> int:
         """A device attribute by its name in ``cudaDeviceAttr`` (without ``cudaDevAttr``)."""
@@ -58,11 +62,13 @@ class CudaDriver:
         relax_capture()
         with cupy.cuda.Device(self.device):
             try:
-                return cupy.cuda.Memory(nbytes)
+                memory = cupy.cuda.Memory(nbytes)
             except cupy.cuda.memory.OutOfMemoryError as error:
                 raise StagingMemoryError(f"the GPU has no {nbytes:,} bytes in one piece: {error}") from error
             except runtime.CUDARuntimeError as error:
                 raise StagingError(f"the driver could not allocate {nbytes:,} bytes: {error}") from error
+        self.n_allocations += 1
+        return memory
 
     def register(self, ptr: int, nbytes: int, read_only: bool) -> None:
         flags = _PORTABLE
@@ -98,30 +104,20 @@ class CudaLane:
         self._device.use()
         relax_capture()
         self._stream = cupy.cuda.Stream(non_blocking=True)
-        self._pinned: npt.NDArray[np.uint8] | None = None
+        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(2)]
 
-    def copy(self, device_ptr: int, host_ptr: int, nbytes: int) -> None:
+    def copy(self, device_ptr: int, host_ptr: int, nbytes: int, slot: int) -> None:
         try:
             runtime.memcpyAsync(device_ptr, host_ptr, nbytes, runtime.memcpyHostToDevice, self._stream.ptr)
+            self._events[slot].record(self._stream)
         except runtime.CUDARuntimeError as error:
             raise StagingError(f"the copy of {nbytes:,} bytes to the GPU failed: {error}") from error
 
-    def wait(self) -> None:
+    def wait(self, slot: int) -> None:
         try:
-            self._stream.synchronize()
+            self._events[slot].synchronize()
         except runtime.CUDARuntimeError as error:
             raise StagingError(f"a copy to the GPU failed: {error}") from error
-
-    def pinned(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """A pinned buffer of this lane, exactly `nbytes` long; the same one at each call."""
-        if self._pinned is None:
-            try:
-                memory = cupy.cuda.PinnedMemory(nbytes)
-            except runtime.CUDARuntimeError as error:
-                raise StagingError(f"the driver gives no pinned buffer of {nbytes:,} bytes: {error}") from error
-            # The buffer protocol of the pointer holds the memory for as long as the array lives.
-            self._pinned = np.frombuffer(cupy.cuda.PinnedMemoryPointer(memory, 0), np.uint8, nbytes)
-        return self._pinned
 
 
 def relax_capture() -> None:
@@ -182,3 +178,19 @@ def check_device(device: int) -> None:
         raise DeviceError(f"the CUDA driver does not answer: {error}. See nvidia-smi; or use device='cpu'") from error
     if not 0 <= device < count:
         raise DeviceError(f"there is no device cuda:{device}; this machine has {count}: cuda:0 to cuda:{count - 1}")
+
+
+def pinned_copy_gbps(device: int, nbytes: int = 1 << 28) -> float:
+    """The bus ceiling: best of five copies of one pinned buffer to the device, in GB/s (10**9 bytes)."""
+    with cupy.cuda.Device(device):
+        host, target = cupy.cuda.PinnedMemory(nbytes), cupy.cuda.Memory(nbytes)
+        stream = cupy.cuda.Stream(non_blocking=True)
+        begin, end = cupy.cuda.Event(), cupy.cuda.Event()
+        best = 0.0
+        for _ in range(6):
+            begin.record(stream)
+            runtime.memcpyAsync(target.ptr, host.ptr, nbytes, runtime.memcpyHostToDevice, stream.ptr)
+            end.record(stream)
+            end.synchronize()
+            best = max(best, nbytes / cupy.cuda.get_elapsed_time(begin, end) / 1e6)
+        return best

@@ -60,10 +60,14 @@ def kernels(device: int) -> dict[str, Any]:
 class Tables(Protocol):
     """What the gather needs of a sample index, see :class:`stager.samples.index.SampleIndex`."""
 
-    window: int
-    span_rows: npt.NDArray[np.int64]
-    span_ids: npt.NDArray[np.int64]
-    y: npt.NDArray[np.float32] | None
+    @property
+    def window(self) -> int: ...
+    @property
+    def span_rows(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def span_ids(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def y(self) -> npt.NDArray[np.float32] | None: ...
 
 
 class CudaGather:
@@ -106,7 +110,7 @@ class CudaGather:
         driver = CudaDriver(self._device.id)
         watch = upload.Watch(table.nbytes, stall_timeout)
         memory = upload.allocate(driver, table.nbytes, watch, "free some, or serve fewer samples")
-        upload.copy_to_device(table, memory, driver, watch)
+        upload.copy_array(table, memory, driver, watch)
         return cupy.ndarray(table.shape, table.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def batches(self, order: Any, first: int, stop: int, batch_size: int) -> Iterator[tuple[Any, Any]]:

@@ -32,12 +32,12 @@ def to_device(
     driver: CudaDriver,
     watch: Watch,
     *,
-    before: Callable[[int, int], None] | None = None,
+    read_ahead: Callable[[int, int], None] | None = None,
     read_only: bool = False,
+    n_cores: int,
     remedy: str = "free some, or stage less",
-    piece_nbytes: int = upload.PIECE_NBYTES,
 ) -> tuple[Any, Any, str]:
-    """Copy an array to the device; arguments as :func:`stager.cuda.upload.copy_to_device`.
+    """Copy an array to the device; arguments as :func:`stager.cuda.upload.copy_array`.
 
     Returns
     -------
@@ -45,10 +45,8 @@ def to_device(
     memory : the one allocation, which lives as long as an array points into it
     path : str
     """
-    memory = upload.allocate(driver, max(source.nbytes, 1), watch, remedy)
-    path = upload.copy_to_device(
-        source, memory, driver, watch, before=before, read_only=read_only, piece_nbytes=piece_nbytes
-    )
+    memory = upload.allocate(driver, source.nbytes, watch, remedy)
+    path = upload.copy_array(source, memory, driver, watch, read_ahead=read_ahead, read_only=read_only, n_cores=n_cores)
     return _array(source, memory), memory, path
 
 

@@ -123,7 +123,7 @@ class Recorder:
     def _flush(self, now: int) -> None:
         pool = self._pool
         outside = pool.overflow.live()[1] if pool.overflow is not None else 0
-        self._used = pool.blocks.nbytes_blocks - pool.blocks.binned()[1]  # also what lived before the recording
+        self._used = pool.blocks.live()[1]  # also what lived before the recording
         self._write({"kind": "bytes", "t": self._seconds(now), "used": self._used, "most": max(self._most, self._used),
                      "overflow": outside, "allocations": self._allocations})  # fmt: skip
         self._last, self._most = now, self._used

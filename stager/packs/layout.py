@@ -27,8 +27,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stager.bars.threads import parallel
 from stager.bars.interval import Interval
+from stager.bars.threads import parallel
 from stager.errors import NotAPackError, PackDamagedError, PackVersionError
 
 FORMAT_VERSION = 1
@@ -177,7 +177,7 @@ class Pack:
 def contiguous(table: pa.Table, name: str) -> npt.NDArray[Any]:
     """The values of a column without nulls as one array, without a copy where it lies in one chunk."""
     column = table.column(name)
-    chunk = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    chunk: Any = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if pa.types.is_timestamp(chunk.type):
         chunk = chunk.view(pa.int64())
     array: npt.NDArray[Any] = chunk.to_numpy(zero_copy_only=True)
@@ -230,7 +230,7 @@ def open_pack(path: str | Path) -> Pack:
         manifest,
         rows,
         bars,
-        tuple(symbols.column("symbol").to_pylist()),
+        tuple(map(str, symbols.column("symbol").to_pylist())),
         contiguous(symbols, "first_row"),
         contiguous(symbols, "count"),
     )
@@ -293,7 +293,7 @@ def fingerprint(table: pa.Table, symbols: Sequence[str], counts: npt.NDArray[np.
 
     def digest(index: int) -> bytes:
         rows = slice(int(ends[index] - counts[index]), int(ends[index]))
-        parts = [hashlib.blake2b(column[rows], digest_size=16).digest() for column in columns]
+        parts = [hashlib.blake2b(column[rows].data, digest_size=16).digest() for column in columns]
         return hashlib.blake2b(symbols[index].encode() + b"\0" + b"".join(parts), digest_size=16).digest()
 
     total = hashlib.blake2b("\0".join(names).encode(), digest_size=16)

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stager.bars.threads import parallel
 from stager.bars.read import Bars, ReadOptions, Source, read
+from stager.bars.threads import parallel
 from stager.config import format_nbytes
 from stager.errors import BarsError, NotAPackError, PackError, PackExistsError
 from stager.packs import layout
@@ -150,13 +150,16 @@ def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None)
                 folder / "symbols.arrow",
                 pa.table({"symbol": list(bars.symbols), "first_row": bars.first_rows, "count": bars.counts}),
             )
-            files = {}
             sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-            for done, name in enumerate(sizes):
-                files[name] = StoredFile(sizes[name], layout.block_checksums(folder / name))
+            files: dict[str, StoredFile] = {}
+            done = 0
+            for name, size in sizes.items():
+                files[name] = StoredFile(size, layout.block_checksums(folder / name))
+                done += size
                 if progress:
-                    progress("checksum", sum(list(sizes.values())[: done + 1]), sum(sizes.values()))
-            manifest = _manifest(bars, [Segment("segment-0", n_rows, files)], layout.fingerprint(bars.table, bars.symbols, bars.counts))
+                    progress("checksum", done, sum(sizes.values()))
+            fingerprint = layout.fingerprint(bars.table, bars.symbols, bars.counts)
+            manifest = _manifest(bars, [Segment("segment-0", n_rows, files)], fingerprint)
             (partial / layout.MANIFEST).write_bytes(_encode(manifest))
             for path in (*folder.iterdir(), partial / layout.MANIFEST, folder, partial):
                 _sync(path)
@@ -222,7 +225,7 @@ def _write_rows(file: Path, table: pa.Table, n_rows: int, n_columns: int, progre
         for first in range(0, n_rows, step):
             out = block[: n_rows - first]
             cast_rows(table, first, out)
-            stream.write(memoryview(out).cast("B"))
+            stream.write(out.data.cast("B"))
             if progress:
                 progress("write", (first + len(out)) * 4 * n_columns, n_rows * 4 * n_columns)
 

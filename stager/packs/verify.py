@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -84,7 +85,7 @@ def _broken_invariants(pack: Pack) -> list[str]:
         findings.append(f"{folder}/symbols.arrow: the symbols are not sorted and unique")
     if np.any(pack.counts < 1) or np.any(pack.first_rows != ends - pack.counts) or ends[-1] != pack.n_rows:
         return [*findings, f"{folder}/symbols.arrow: first rows and counts do not cover the rows"]
-    codes = pack.bars.column("symbol").combine_chunks()
+    codes: Any = pack.bars.column("symbol").combine_chunks()
     if codes.dictionary.to_pylist() != list(pack.symbols) or not np.array_equal(
         codes.indices.to_numpy(), np.repeat(np.arange(len(pack.symbols)), pack.counts)
     ):
@@ -107,7 +108,8 @@ def _broken_invariants(pack: Pack) -> list[str]:
                 )
         if n_missing != column.n_missing:
             findings.append(
-                f"{pack.path}/manifest.json: column {column.name!r} misses {n_missing:,} values, not {column.n_missing:,}"
+                f"{pack.path}/manifest.json: column {column.name!r} misses {n_missing:,} values, "
+                f"not {column.n_missing:,}"
             )
     if layout.fingerprint(pack.bars, pack.symbols, pack.counts) != pack.manifest.fingerprint:
         findings.append(f"{pack.path}/manifest.json: the fingerprint is not that of the bars")

@@ -95,9 +95,8 @@ def describe(target: Target | None) -> str:
     if target is None:
         return "none"
     extra = f", threshold {target.threshold}, {target.classes} classes" if target.kind == "direction" else ""
-    return (
-        f"{target.kind} from {target.price} of bar t+{target.delay} to {target.exit_column} of bar t+{target.reach}{extra}"
-    )
+    return f"{target.kind} from {target.price} of bar t+{target.delay} to {target.exit_column} of bar "
+        f"t+{target.reach}{extra}"
 
 
 def make_plan(

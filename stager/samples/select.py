@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,7 @@ class Select:
         If a value is not allowed.
     """
 
-    symbols: tuple[str, ...] | None = None
+    symbols: Sequence[str] | None = None
     interval: tuple[Any, Any] | None = None
     max_gap: int = 0
 

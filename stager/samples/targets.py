@@ -96,9 +96,7 @@ class Target:
         return self.delay + self.horizon
 
 
-def compute(
-    pack: Pack, runs: Runs, target: Target
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+def compute(pack: Pack, runs: Runs, target: Target) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
     """The target of every decision row.
 
     Parameters

@@ -48,15 +48,14 @@ def test_blocks_never_overlap_and_nothing_is_lost(operations, units):
             owner[at : at + size // UNIT] = [False] * (size // UNIT)
             give(blocks, start, size)
         used = sum(size for _, size in live)
-        assert blocks.nbytes_blocks - blocks.binned()[1] == used
-        assert blocks.n_blocks - blocks.binned()[0] == len(live)
+        assert blocks.live() == (len(live), used)
         assert sum(size for _, size in blocks.free_blocks()) == units * UNIT - used
         assert BASE <= blocks.top <= blocks.high <= blocks.end
     while live:
         give(blocks, *live.pop())
     blocks.merge()
     assert blocks.top == BASE
-    assert blocks.n_blocks == blocks.nbytes_blocks == 0
+    assert blocks.cut() == (0, 0)
     assert not blocks.bins
 
 

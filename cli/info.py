@@ -1,0 +1,63 @@
+"""``stager info``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+import msgspec
+
+from stager.cli.output import print_table
+from stager.config import format_nbytes
+from stager.packs.layout import open_pack
+from stager.samples.summary import Summary, summarise
+
+
+@click.command()
+@click.argument("pack", type=click.Path())
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def info(pack: str, as_json: bool) -> None:
+    """Tell what PACK holds, what was decided about its input, and from what."""
+    show(summarise(open_pack(pack)), as_json)
+
+
+def show(summary: Summary, as_json: bool) -> None:
+    """Print a summary as a table or as JSON."""
+    if as_json:
+        click.echo(msgspec.json.format(msgspec.json.encode(summary.as_dict()), indent=2))
+    else:
+        print_table(_lines(summary), title=summary.path)
+
+
+def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
+    m = summary.manifest
+    first, last = (stamp[:10] if m.timestamps == "session" else _minutes(stamp) for stamp in m.span)
+    yield "symbols", f"{m.n_symbols:,}"
+    yield "rows", f"{m.n_rows:,} of " + ", ".join(column.name for column in m.columns)
+    yield "span", f"{first} to {last}" + (" (session dates)" if m.timestamps == "session" else " (UTC, bar opens)")
+    yield "interval", m.interval
+    gaps = f"{summary.n_gaps:,}, {summary.n_missing:,} bars missing, at most {summary.largest_gap:,} at a place"
+    yield "gaps", gaps if summary.n_gaps else "none"
+    yield "adjustment", m.adjustment
+    yield "bytes", f"{format_nbytes(summary.rows_nbytes)} rows, {format_nbytes(summary.disk_nbytes)} on disk"
+    for column in m.columns:
+        if column.n_missing:
+            yield "missing", f"{column.n_missing:,} values of {column.name}"
+    for reason, n in m.dropped.items():
+        if n:
+            yield "dropped", f"{n:,} rows: {reason}"
+    for decision in m.decisions:
+        yield "decided", f"{decision.what}: {decision.value} ({decision.source})"
+    for warning in m.warnings:
+        yield "warning", warning
+    for file in m.inputs[:5]:
+        yield "input", f"{file.name}: {file.n_rows:,} rows, {format_nbytes(file.size_nbytes)}"
+    if len(m.inputs) > 5:
+        yield "input", f"and {len(m.inputs) - 5:,} more files"
+    yield "fingerprint", m.fingerprint
+
+
+def _minutes(stamp: str) -> str:
+    """An ISO stamp without the zeros that say nothing."""
+    text = stamp.removesuffix("Z").rstrip("0").removesuffix(".")
+    return f"{text.replace('T', ' '):0<19}Z"

@@ -1,0 +1,79 @@
+"""Tables and progress, on a terminal and in a pipe."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+from rich.text import Text
+
+from stager.config import format_nbytes
+
+_LINE_SECONDS = 3.0
+
+
+def print_table(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
+    """Print names and values; in a pipe a value stays on its line, whatever its length."""
+    console = Console(soft_wrap=True) if not sys.stdout.isatty() else Console()
+    if title:
+        console.print(Text(title, style="bold"))
+    pairs = list(rows)
+    if not console.is_terminal:
+        width = max(len(name) for name, _ in pairs)
+        for name, value in pairs:
+            console.print(Text(f"{name:<{width}}  {value}"), soft_wrap=True)
+        return
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="cyan", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, Text(value))
+    console.print(table)
+
+
+class Reporter:
+    """Progress on standard error: a bar on a terminal, a plain line every few seconds otherwise.
+
+    Called with (phase, done_nbytes, total_nbytes).
+    """
+
+    def __init__(self) -> None:
+        self._bar: Progress | None = None
+        self._tasks: dict[str, object] = {}
+        self._line = time.monotonic()
+        if sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description:<10}"),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                TransferSpeedColumn(),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+
+    def __enter__(self) -> Reporter:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def __call__(self, phase: str, done_nbytes: int, total_nbytes: int) -> None:
+        if self._bar:
+            if phase not in self._tasks:
+                self._tasks[phase] = self._bar.add_task(phase, total=total_nbytes or None)
+            self._bar.update(self._tasks[phase], completed=done_nbytes, total=total_nbytes or None)  # type: ignore[arg-type]
+        elif (now := time.monotonic()) - self._line >= _LINE_SECONDS:
+            self._line = now
+            share = f" ({done_nbytes / total_nbytes:.0%})" if total_nbytes else ""
+            print(f"{phase}: {format_nbytes(done_nbytes)} of {format_nbytes(total_nbytes)}{share}", file=sys.stderr)

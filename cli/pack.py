@@ -1,0 +1,85 @@
+"""``stager pack``."""
+
+from __future__ import annotations
+
+import click
+
+from stager.bars.options import ROLES, ReadOptions
+from stager.cli.info import show
+from stager.cli.output import Reporter
+from stager.packs.packing import pack as write_pack
+from stager.samples.summary import summarise
+
+
+def _columns(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    columns: dict[str, str] = {}
+    for value in values:
+        role, mark, name = value.partition("=")
+        if not mark or role not in ROLES:
+            raise click.BadParameter(f"{value!r} is not ROLE=NAME with a role of {', '.join(ROLES)}")
+        columns[role] = name
+    return columns
+
+
+def _years(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    first, mark, last = value.partition("-")
+    if not mark or not (first.isdigit() and last.isdigit()):
+        raise click.BadParameter(f"{value!r} is not FIRST-LAST, such as 1950-2030")
+    return int(first), int(last)
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True)
+@click.option("-o", "--out", type=click.Path(), help="The pack's directory [bars.csv -> bars.pack].")
+@click.option("--force", is_flag=True, help="Replace an existing pack.")
+@click.option("--column", "columns", multiple=True, callback=_columns, metavar="ROLE=NAME",
+              help="The column of a role (time, symbol, open, high, low, close, volume); repeat it.")  # fmt: skip
+@click.option("--zone", help="Zone of time stamps that carry none: America/New_York, UTC, -05:00.")
+@click.option("--symbol", help="The symbol, if no column holds it.")
+@click.option("--label", type=click.Choice(["open", "close"]), default="open", show_default=True,
+              help="Whether a stamp marks the start or the end of its bar.")  # fmt: skip
+@click.option("--interval", help="Spacing of the bars: 1min, 5min, 1h, 1d, 1w, 1mo [inferred].")
+@click.option("--adjustment", type=click.Choice(["raw", "split", "total", "unknown"]), default="unknown",
+              show_default=True, help="What prices and volume were adjusted for.")  # fmt: skip
+@click.option("--allow-years", callback=_years, metavar="FIRST-LAST", help="Plausible years [1980 to next year].")
+@click.option("--nan", type=click.Choice(["error", "null"]), default="error", show_default=True,
+              help="What a literal NaN or infinity in a price is: an error, or no bar.")  # fmt: skip
+@click.option("--delimiter", help="Character between the fields [from the header].")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
+def pack(
+    files: tuple[str, ...],
+    out: str | None,
+    force: bool,
+    columns: dict[str, str],
+    zone: str | None,
+    symbol: str | None,
+    label: str,
+    interval: str | None,
+    adjustment: str,
+    allow_years: tuple[int, int] | None,
+    nan: str,
+    delimiter: str | None,
+    as_json: bool,
+) -> None:
+    """Read bar FILES and write one pack.
+
+    FILES are CSV or Parquet with open, high, low, close and volume, plain or compressed (.gz, .zst): paths, globs, a
+    directory, or URIs such as s3://bucket/bars.parquet.
+    """
+    options = ReadOptions(
+        columns=columns,
+        zone=zone,
+        symbol=symbol,
+        label=label,  # type: ignore[arg-type]
+        interval=interval,
+        adjustment=adjustment,  # type: ignore[arg-type]
+        allow_years=allow_years,
+        nan=nan,  # type: ignore[arg-type]
+        delimiter=delimiter,
+    )
+    source = files[0] if len(files) == 1 else list(files)
+    with Reporter() as progress:
+        packed = write_pack(source, out, read=options, overwrite=force, progress=progress)
+    show(summarise(packed), as_json)
