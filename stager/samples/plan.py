@@ -95,8 +95,8 @@ def describe(target: Target | None) -> str:
     if target is None:
         return "none"
     extra = f", threshold {target.threshold}, {target.classes} classes" if target.kind == "direction" else ""
-    return f"{target.kind} from {target.price} of bar t+{target.delay} to {target.exit_column} of bar "
-        f"t+{target.reach}{extra}"
+    entry, leave = f"{target.price} of bar t+{target.delay}", f"{target.exit_column} of bar t+{target.reach}"
+    return f"{target.kind} from {entry} to {leave}{extra}"
 
 
 def make_plan(
