@@ -11,6 +11,7 @@ from stager.cli.pack import pack
 from stager.cli.smoke import smoke
 from stager.cli.verify import verify
 from stager.errors import StagerError
+from stager.version import __version__
 
 
 class _Group(click.Group):
@@ -25,7 +26,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="stager")
+@click.version_option(__version__, prog_name="stager")
 def main() -> None:
     """Stage market bars on the GPU once; train at memory speed."""
 

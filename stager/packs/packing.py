@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
@@ -24,6 +23,7 @@ from stager.config import format_nbytes
 from stager.errors import BarsError, NotAPackError, PackError, PackExistsError
 from stager.packs import layout
 from stager.packs.layout import Column, Decision, Input, Manifest, Pack, Segment, StoredFile, open_pack
+from stager.version import __version__
 
 Progress = Callable[[str, int, int], None]
 
@@ -248,7 +248,7 @@ def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest
     span = (f"{np.datetime_as_string(first)}Z", f"{np.datetime_as_string(last)}Z")
     return Manifest(
         format_version=layout.FORMAT_VERSION,
-        stager_version=version("stager"),
+        stager_version=__version__,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         columns=columns,
         interval=bars.interval.text,
