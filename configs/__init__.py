@@ -1,0 +1,1 @@
+"""Default configuration and formats, shipped as ``stager.configs``."""
