@@ -77,13 +77,16 @@ class Owner:
         self.slab, self.number, self.outside = slab, number, Outside(number)
 
 
+_CLOSED = object()  # not None, which the look-up gives for another device
+
+
 class Gate:
-    """What the fast path reads and counts. ``stream`` is None while every request has to go the slow way."""
+    """What the fast path reads and counts. ``stream`` is no stream while every request has to go the slow way."""
 
     __slots__ = ("allocations", "stream")
 
     def __init__(self) -> None:
-        self.stream: Any = None
+        self.stream: Any = _CLOSED
         self.allocations = 0
 
 
@@ -268,7 +271,7 @@ class Pool:
     def regate(self) -> None:
         """Open the fast path unless something has to see every request."""
         closed = self.trace or self.poison or self.forked or self.captures or self.recorder is not None
-        self.gate.stream = None if closed else self.stream
+        self.gate.stream = _CLOSED if closed else self.stream
 
     def _is_here(self, stream: Any, device: int) -> bool:
         """Whether memory of the slab may be used under this stream and device."""
@@ -531,7 +534,7 @@ class Pool:
     def after_fork(self) -> None:
         """In a forked child: refuse every request, let destructors do nothing, and forget what CUDA holds."""
         self.forked = True
-        self.gate.stream = None
+        self.gate.stream = _CLOSED
         for kind in (self.token, self.tagged):
             kind.__del__ = lambda token: None
         self.slab.ptr = 0

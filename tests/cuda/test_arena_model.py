@@ -55,8 +55,8 @@ class Knot:
 class ArenaMachine(RuleBasedStateMachine):
     @initialize(poison=st.booleans(), trace=st.booleans())
     def start(self, poison, trace):
-        gc.collect()
         gc.disable()
+        gc.freeze()  # what exists already takes no part, so that collecting is quick
         self.driver = FakeDriver()
         self.stream = self.driver.now = Stream(0x50)
         self.elsewhere = Stream(0x60)
@@ -77,7 +77,7 @@ class ArenaMachine(RuleBasedStateMachine):
             if not hasattr(self, "arena"):
                 return
             if self.capture is not None:
-                self.capture.__exit__(None, None, None)
+                self.end_capture()
             while self.steps:
                 self.steps.pop()[1].__exit__(None, None, None)
             for capture in self.captures:
@@ -93,6 +93,7 @@ class ArenaMachine(RuleBasedStateMachine):
             self.arena.__exit__(None, None, None)
             assert cupy.cuda.get_allocator() is self.before
         finally:
+            gc.unfreeze()
             gc.enable()
 
     def allocate_one(self, size, foreign=False):
@@ -278,8 +279,7 @@ class ArenaMachine(RuleBasedStateMachine):
         refused = self.arena.stats().refused
         try:
             pointer = cupy.cuda.alloc(size)
-        except OutOfMemoryError as error:
-            assert "arena.capture" in str(error)
+        except OutOfMemoryError:
             assert self.arena.stats().refused == refused + 1
         except runtime.CUDARuntimeError:
             assert self.driver.fail_at is None
@@ -351,7 +351,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
 TestArenaMachine = ArenaMachine.TestCase
 TestArenaMachine.settings = settings(
-    max_examples=2000 if DEEP else 80,
+    max_examples=5000 if DEEP else 300,
     stateful_step_count=100 if DEEP else 40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
