@@ -40,7 +40,7 @@ def line_of(opened: Opened, sample: Sample, row: int) -> int:
 
 
 def find_ragged(opened: Opened, sample: Sample) -> BarsError | None:
-    """The error of the first row with too few or too many fields, or that is no UTF-8."""
+    """The error of the first row with too few or too many fields, or with a quote that isn't closed."""
     expected = len(sample.names)
     for number, raw in enumerate(lines(opened.stream()), start=1):
         if number <= sample.header_line:
@@ -48,6 +48,13 @@ def find_ragged(opened: Opened, sample: Sample) -> BarsError | None:
         line = raw.decode("utf-8", "replace")
         if is_blank(line, sample.delimiter, expected):
             continue
+        if line.count('"') % 2:
+            return BarsError(
+                f"a quoted field is not closed: {line[:80]!r}; a field can't hold a line end, and a quote inside a field "
+                "is doubled",
+                path=opened.source.name,
+                line=number,
+            )
         found = fields(line, sample.delimiter)
         if len(found) != expected:
             return BarsError(

@@ -191,6 +191,8 @@ def _parse(
     while True:
         try:
             return read(types)
+        except MemoryError:
+            raise BarsError("there is not enough memory to read the file", path=opened.source.name) from None
         except (pa.ArrowException, OSError):
             error = opened.damage() or blame.find_ragged(opened, sample)
             if error is not None:

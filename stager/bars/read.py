@@ -15,8 +15,9 @@ from stager.bars.arrange import Arranged, Conflict, arrange
 from stager.bars.decode import Decoded, decode, decode_table
 from stager.bars.detect import Decision
 from stager.bars.interval import Interval
-from stager.bars.merge import Timestamps, merge, settle_interval, time_text
+from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
+from stager.bars.settle import Timestamps, settle_interval, time_text
 from stager.bars.sources import BarFile, PathLike, find
 from stager.bars.threads import parallel, thread_count
 from stager.errors import BarsError
@@ -26,6 +27,7 @@ __all__ = ["Bars", "Decision", "InputFile", "Interval", "ReadOptions", "Source",
 # A path, URI, glob or directory, a sequence of those, or a table in memory.
 Source: TypeAlias = PathLike | Sequence[PathLike] | pa.Table
 Progress: TypeAlias = Callable[[str, int, int], object]
+_DEFAULTS = ReadOptions()
 Int64 = npt.NDArray[np.int64]
 
 
@@ -91,7 +93,7 @@ class Bars:
     warnings: tuple[str, ...]
 
 
-def read(source: Source, options: ReadOptions | None = None, *, progress: Progress | None = None) -> Bars:
+def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress | None = None) -> Bars:
     """Read bars.
 
     Parameters
@@ -113,7 +115,6 @@ def read(source: Source, options: ReadOptions | None = None, *, progress: Progre
     BarsError
         If the input can't be read as bars, naming file, line, column, value and remedy.
     """
-    options = options or ReadOptions()
     inputs = [decode_table(source, options)] if isinstance(source, pa.Table) else _decode_all(source, options, progress)
     path = inputs[0].name if len(inputs) == 1 else None
     merged = merge(inputs, options)
@@ -135,8 +136,10 @@ def read(source: Source, options: ReadOptions | None = None, *, progress: Progre
     has_rows = arranged.counts > 0
     arranged.first_rows, arranged.counts = arranged.first_rows[has_rows], arranged.counts[has_rows]
     symbols = tuple(symbol for symbol, has in zip(merged.symbols, has_rows, strict=True) if has)
-    interval, timestamps = settle_interval(arranged, symbols, merged, options, path)
     notes = merged.notes
+    interval, timestamps = settle_interval(
+        arranged, symbols, merged.timestamps, merged.all_midnight, options, notes, path
+    )
     notes.decide("adjustment", options.adjustment, "not told" if options.adjustment == "unknown" else "as told")
     return Bars(
         table=_table(arranged, symbols, merged.names),

@@ -93,11 +93,9 @@ def read_times(column: pa.ChunkedArray[Any], years: tuple[int, int], is_text_fil
         return _finish(column, _ARROW_UNITS[kind.unit], years, form, Decision("time", "time stamps", source), refuse)
     if pa.types.is_integer(kind):
         return _from_integers(column, years, refuse)
-    value = next((v for v in column if v.is_valid), None)
     raise refuse(
-        f"the time column has the type {kind}"
-        + ("" if value is None else f" ({str(value)[:40]})")
-        + ", which is no time; give time stamps, dates, ISO 8601 text or whole numbers since 1970",
+        f"the time column has the type {kind}, which is no time; give time stamps, dates, ISO 8601 text or whole "
+        "numbers since 1970",
         0,
     )
 
@@ -195,8 +193,8 @@ def _finish(
     start, first_clock = 0, -1
     for raw, given, outside, clock in parallel(convert, column.chunks):
         if outside >= 0:
-            value = str(column.chunk(len(parts)).cast(pa.timestamp(_unit_name(unit)))[outside])
-            raise refuse(year_fault(value, years), start + outside)
+            value = np.datetime64(int(raw[outside]), _unit_name(unit))
+            raise refuse(year_fault(str(value).removesuffix(".000000000"), years), start + outside)
         if clock >= 0 and first_clock < 0:
             first_clock = start + clock
         parts.append(raw)
