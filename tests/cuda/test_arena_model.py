@@ -80,9 +80,9 @@ class ArenaMachine(RuleBasedStateMachine):
                 self.end_capture()
             while self.steps:
                 self.steps.pop()[1].__exit__(None, None, None)
-            for capture in self.captures:
-                capture.release()
-            self.held.clear()
+            while self.captures:
+                self.release_capture()
+            self.drop_many(False)
             gc.collect()
             self.driver.fail_at = None
             self.arena.reset()
@@ -97,7 +97,8 @@ class ArenaMachine(RuleBasedStateMachine):
             gc.enable()
 
     def allocate_one(self, size, foreign=False):
-        step = self.steps[-1][0] if self.steps and not foreign else 0
+        step = self.steps[-1][0] if self.steps else 0
+        collected = self.driver.calls["release_other_pools"]
         try:
             pointer = cupy.cuda.alloc(size)
         except OutOfMemoryError:
@@ -106,6 +107,9 @@ class ArenaMachine(RuleBasedStateMachine):
         except runtime.CUDARuntimeError:  # the call that was made to fail
             assert self.driver.fail_at is None
             return None
+        finally:
+            if self.driver.calls["release_other_pools"] > collected:  # making room collects garbage
+                self.cycles_died()
         if size == 0:
             assert pointer.ptr == 0
             return None
@@ -169,6 +173,9 @@ class ArenaMachine(RuleBasedStateMachine):
     @rule()
     def collect(self):
         gc.collect()
+        self.cycles_died()
+
+    def cycles_died(self):
         for held in self.held:
             held.cyclic = False
 
@@ -351,7 +358,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
 TestArenaMachine = ArenaMachine.TestCase
 TestArenaMachine.settings = settings(
-    max_examples=5000 if DEEP else 300,
+    max_examples=5000 if DEEP else 200,
     stateful_step_count=100 if DEEP else 40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
