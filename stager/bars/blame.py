@@ -50,7 +50,7 @@ def find_ragged(opened: Opened, sample: Sample) -> BarsError | None:
             continue
         if line.count('"') % 2:
             return BarsError(
-                f"a quoted field is not closed: {line[:80]!r}; a field can't hold a line end, and a quote inside a field "
+                f"a quoted field is not closed: {line[:80]!r}; a field can't hold a line end, and a quote in a field "
                 "is doubled",
                 path=opened.source.name,
                 line=number,
@@ -128,7 +128,7 @@ def first_bad(cells: pa.Array[Any], kind: Literal["time", "text", "number"], fir
     if kind == "text":
         return -1
     target = pa.float64() if kind == "number" else time_type(time_form(first or ""))
-    trimmed = cells if kind == "time" else pc.utf8_trim_whitespace(cells)
+    trimmed = cells if kind == "time" else pc.ascii_trim(cells, characters=" \t")
     trimmed = pc.if_else(pc.is_in(trimmed, value_set=_WORDS), pa.scalar(None, pa.string()), trimmed)
     if _converts(trimmed, target):
         return -1

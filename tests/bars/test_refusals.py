@@ -62,6 +62,7 @@ def test_a_file_that_holds_no_bars(read_text: ReadText, content: bytes, words: s
 @pytest.mark.parametrize(
     ("row", "column", "words"),
     [
+        ("2024-05-06T13:34:00Z,A,1,2,\x1c1,2,3", "low", "is no number"),
         ("2024-05-06T13:34:00Z,A,1,2,x1,2,3", "low", "'x1' is no number"),
         ("2024-05-06T13:34:00Z,A,1,2,1,2,12k", "volume", "'12k' is no number"),
         ('2024-05-06T13:34:00Z,A,1,2,1,2,"12,000"', "volume", "'12,000' is no number"),
