@@ -121,7 +121,7 @@ def verdict(stats: ArenaStats, size: int, holders: list[Holder]) -> str:
     if size > stats.capacity_nbytes or (size * 2 > stats.capacity_nbytes and size >= 8 * stats.largest_nbytes > 0):
         before = f"; the largest before was {format_nbytes(stats.largest_nbytes)}" if stats.largest_nbytes else ""
         return f"one runaway request: {asked} at once in an arena of {format_nbytes(stats.capacity_nbytes)}{before}"
-    if stats.free_nbytes >= size:
+    if stats.free_nbytes >= max(size, stats.capacity_nbytes // 16):  # with less, the arena is simply full
         return (
             f"fragmented: {format_nbytes(stats.free_nbytes)} are free in {stats.free_blocks:,} pieces, "
             f"but the largest has {format_nbytes(stats.largest_free_nbytes)} and the request {asked}"
