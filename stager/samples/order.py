@@ -3,7 +3,9 @@
 Algorithm ``feistel32-1`` (the version is part of the contract: golden vectors fix it on host and device):
 
 - ``left_size = ceil(sqrt(n))`` and ``right_size = ceil(n / left_size)``; a position is ``left * right_size + right``;
-- round keys: the 32-bit little-endian words of BLAKE2b over (algorithm, seed, epoch), so no two pairs share them;
+- round keys: the 32-bit little-endian words of BLAKE2b digests of 32 bytes of the ASCII text ``stager feistel32-1
+  seed SEED epoch EPOCH`` (decimal), salted with the byte 0 for the first 8, 1 for the next, ..., so no two pairs of
+  seed and epoch share them;
 - alternately ``left = (left + F(right)) % left_size`` and ``right = (right + F(left)) % right_size``: an alternating
   Feistel network over mixed radices (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002), where F adds
   the key, applies the 32-bit mixer lowbias32 (C. Wellons) and scales the result to the half by its high product;
@@ -55,13 +57,13 @@ class Order:
     right_size: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.shuffle not in ("full", False):
+        if self.shuffle is not False and self.shuffle != "full":
             raise SampleError(f"shuffle is {self.shuffle!r}; there are 'full' and False")
         for name, value, limit in (("seed", self.seed, 1 << 64), ("epoch", self.epoch, 1 << 63)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 0 <= value < limit:
                 raise SampleError(f"{name} is {value!r}; it must be an integer from 0 to {limit - 1:,}")
-        if not 1 <= self.n <= MAX_SAMPLES:
-            raise SampleError(f"an order is over 1 to {MAX_SAMPLES:,} samples, not {self.n:,}")
+        if isinstance(self.n, bool) or not isinstance(self.n, (int, np.integer)) or not 1 <= self.n <= MAX_SAMPLES:
+            raise SampleError(f"an order is over 1 to {MAX_SAMPLES:,} samples, not {self.n!r}")
         object.__setattr__(self, "left_size", math.isqrt(self.n - 1) + 1)
         object.__setattr__(self, "right_size", -(-self.n // self.left_size))
         text = f"stager {ALGORITHM} seed {int(self.seed)} epoch {int(self.epoch)}".encode()
@@ -70,7 +72,16 @@ class Order:
         object.__setattr__(self, "keys", np.frombuffer(words, "<u4").astype(np.uint32))
 
     def sample_ids(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """(count,) int64: the samples at positions ``first : first + count`` of the epoch."""
+        """(count,) int64: the samples at positions ``first : first + count`` of the epoch.
+
+        Raises
+        ------
+        SampleError
+            If not all of them are positions of the epoch.
+        """
+        # Cycle walking ends for positions below n; another one may never get there.
+        if first < 0 or count < 0 or first + count > self.n:
+            raise SampleError(f"positions {first} to {first + count} are not in an epoch of {self.n:,} samples")
         ids = np.arange(first, first + count, dtype=np.int64)
         if self.shuffle:
             for start in range(0, count, _BLOCK):
