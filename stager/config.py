@@ -7,10 +7,12 @@ wrong with a value. The environment variable of field ``size`` in table ``[arena
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 import re
 import tomllib
 from collections.abc import Mapping
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -48,16 +50,19 @@ def parse_nbytes(text: str | int, *, total: int | None = None, name: str = "size
     ConfigError
         If the text is no size, not positive, or a percentage outside (0, 100].
     """
-    if isinstance(text, int) and not isinstance(text, bool):
-        nbytes = text
+    remedy = "write bytes such as 512MiB, 2GB or 1048576"
+    if not isinstance(text, str):
+        if isinstance(text, bool) or not hasattr(text, "__index__"):
+            raise ConfigError(f"{name} is {text!r}; {remedy}, or a share such as 40%")
+        nbytes = operator.index(text)
     else:
-        match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(%|[a-z]*)\s*", str(text).lower())
+        match = re.fullmatch(r"\s*([0-9]{1,30}(?:\.[0-9]{1,30})?)\s*(%|[a-z]*)\s*", text.lower())
         if match is None or (match[2] != "%" and match[2] not in _UNITS):
-            raise ConfigError(f"{name} is {text!r}; write bytes such as 512MiB, 2GB or 1048576, or a share such as 40%")
-        number, unit = float(match[1]), match[2]
+            raise ConfigError(f"{name} is {text!r}; {remedy}, or a share such as 40%")
+        number, unit = Fraction(match[1]), match[2]
         if unit == "%":
             if total is None:
-                raise ConfigError(f"{name} is {text!r}; a share is not possible here, write bytes such as 512MiB")
+                raise ConfigError(f"{name} is {text!r}; a share is not possible here, {remedy}")
             if not 0 < number <= 100:
                 raise ConfigError(f"{name} is {text!r}; a share lies above 0% and up to 100%")
             nbytes = int(total * number / 100)
@@ -129,6 +134,8 @@ def resolve(
     def put(field: str, value: Any, source: str) -> None:
         values[field], sources[field] = value, source
 
+    if toml is not None and not isinstance(toml, Mapping):
+        raise ConfigError(f"[{section}] is the value {toml!r}; write a table of options under [{section}]")
     fields = _fields(kind)
     for field, value in (toml or {}).items():
         put(field, value, f"[{section}] {field}")
