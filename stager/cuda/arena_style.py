@@ -3,7 +3,7 @@
 SLAB, OUTSIDE = "#2f6fb2", "#cf4a2c"
 
 STYLE = """
-body { margin: 0; background: #fbfcfd; color: #1d242c; font: 15px/1.45 system-ui, -apple-system, "Segoe UI", sans-serif }
+body { margin: 0; background: #fbfcfd; color: #1d242c; font: 15px/1.45 system-ui, "Segoe UI", sans-serif }
 main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px }
 h1 { font-size: 24px; margin: 0 }
 h2 { font-size: 17px; margin: 30px 0 8px }

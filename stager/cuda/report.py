@@ -130,7 +130,7 @@ def verdict(stats: ArenaStats, size: int, holders: list[Holder]) -> str:
     held = sum(holder.nbytes for holder in earlier)
     stepped = any(holder.age != "outside" for holder in holders)
     fit = fitting(max(stats.needed_nbytes, stats.used_nbytes + stats.overflow_live_nbytes + size))
-    if stepped and held * 2 < stats.used_nbytes:
+    if stepped and (held < size or held * 4 < stats.used_nbytes):  # also without them it would not have fitted
         now = [holder.nbytes for holder in holders if holder.age == "now"]
         return (
             f"the working set is larger than the arena: this step has {format_nbytes(sum(now))} alive in "

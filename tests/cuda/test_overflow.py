@@ -1,5 +1,6 @@
 """Overflow: its own pool, its order, what it does when the device is full."""
 
+import contextlib
 import gc
 import sys
 import threading
@@ -104,10 +105,8 @@ def test_every_driver_call_may_fail(driver):
             driver.fail_at = driver.calls["all"] + k
             arrays = []
             for _ in range(6):
-                try:
+                with contextlib.suppress(OutOfMemoryError):
                     arrays.append(empty(2 * MIB))
-                except OutOfMemoryError:
-                    pass
                 arrays = arrays[-2:]
             del arrays
             driver.fail_at = None
