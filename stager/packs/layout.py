@@ -15,94 +15,28 @@ blocks of 64 MiB, so that damage is located, not only found.
 
 from __future__ import annotations
 
+import ast
 import hashlib
-import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from stager.bars.interval import Interval
 from stager.bars.threads import parallel
-from stager.errors import NotAPackError, PackDamagedError, PackVersionError
+from stager.errors import PackDamagedError, PackError, PackVersionError
+from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Segment, read_manifest
 
-FORMAT_VERSION = 1
+__all__ = ["BLOCK_NBYTES", "FORMAT_VERSION", "MANIFEST", "PRICES", "Manifest", "Pack", "open_pack"]
+
 BLOCK_NBYTES = 64 << 20
-MANIFEST = "manifest.json"
 PRICES = ("open", "high", "low", "close")
 
-Role = Literal["price", "volume", "other"]
-
-
-class Column(msgspec.Struct, frozen=True):
-    """A column of the rows: name, role, and how many of its values are missing (NaN)."""
-
-    name: str
-    role: Role
-    n_missing: int
-
-
-class Input(msgspec.Struct, frozen=True):
-    """An input file: its name as given, size, rows read, and rows that became no bar."""
-
-    name: str
-    size_nbytes: int
-    n_rows: int
-    n_dropped: int
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """What was decided about the input, and from what."""
-
-    what: str
-    value: str
-    source: str
-
-
-class StoredFile(msgspec.Struct, frozen=True):
-    """Size and block checksums of a file."""
-
-    size_nbytes: int
-    blocks: list[str]
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """A directory of rows that is never changed once written."""
-
-    name: str
-    n_rows: int
-    files: dict[str, StoredFile]
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about a pack that is not rows.
-
-    ``span`` is the first and last bar's open, ISO 8601 UTC. ``fingerprint`` is empty for bars in memory, where it is
-    computed when asked for.
-    """
-
-    format_version: int
-    stager_version: str
-    created: str
-    columns: list[Column]
-    interval: str
-    timestamps: Literal["utc", "session"]
-    adjustment: Literal["raw", "split", "total", "unknown"]
-    span: tuple[str, str]
-    n_rows: int
-    n_symbols: int
-    fingerprint: str
-    inputs: list[Input]
-    decisions: list[Decision]
-    dropped: dict[str, int]
-    warnings: list[str]
-    segments: list[Segment]
-    checksum: str
+_SYMBOLS: dict[str, pa.DataType] = {"symbol": pa.string(), "first_row": pa.int64(), "count": pa.int64()}
 
 
 class Pack:
@@ -185,7 +119,7 @@ def contiguous(table: pa.Table, name: str) -> npt.NDArray[Any]:
 
 
 def open_pack(path: str | Path) -> Pack:
-    """Open a pack: checks manifest, sizes and footers, maps the data and reads none of it.
+    """Open a pack: checks manifest, sizes, footers and the symbols' rows; maps the bars and reads none of them.
 
     Parameters
     ----------
@@ -200,6 +134,8 @@ def open_pack(path: str | Path) -> Pack:
     Raises
     ------
     NotAPackError, PackVersionError, PackDamagedError
+    PackError
+        If the system refuses to read a file.
     """
     path = Path(path)
     manifest = read_manifest(path)
@@ -207,7 +143,13 @@ def open_pack(path: str | Path) -> Pack:
         raise PackVersionError(
             f"{path}: the pack has {len(manifest.segments)} segments; this stager reads packs of one. Update stager."
         )
-    (segment,) = manifest.segments
+    try:
+        return _open_segment(path, manifest, manifest.segments[0])
+    except OSError as error:
+        raise PackError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def _open_segment(path: Path, manifest: Manifest, segment: Segment) -> Pack:
     folder = path / segment.name
     for name, stored in segment.files.items():
         file = folder / name
@@ -218,54 +160,23 @@ def open_pack(path: str | Path) -> Pack:
                 f"{file}: has {size:,} bytes, the manifest says {stored.size_nbytes:,}; restore it or pack again"
             )
     rows = _map_rows(folder / "rows.npy", (segment.n_rows, len(manifest.columns)))
-    bars = _map_arrow(folder / "bars.arrow")
-    symbols = _map_arrow(folder / "symbols.arrow")
-    expected = ["symbol", "time", *(column.name for column in manifest.columns)]
-    if bars.column_names != expected or bars.num_rows != segment.n_rows or segment.n_rows != manifest.n_rows:
-        raise PackDamagedError(f"{folder / 'bars.arrow'}: its columns or rows are not those of the manifest")
-    if symbols.column_names != ["symbol", "first_row", "count"] or symbols.num_rows != manifest.n_symbols:
-        raise PackDamagedError(f"{folder / 'symbols.arrow'}: its columns or rows are not those of the manifest")
-    return Pack(
-        path,
-        manifest,
-        rows,
-        bars,
-        tuple(map(str, symbols.column("symbol").to_pylist())),
-        contiguous(symbols, "first_row"),
-        contiguous(symbols, "count"),
-    )
-
-
-def read_manifest(path: Path) -> Manifest:
-    """The checked manifest of the pack at `path`; raises as :func:`open_pack`."""
-    file = path / MANIFEST
-    if not path.exists():
-        raise NotAPackError(f"{path}: there is no such pack; `stager pack` makes one from bar files")
-    if not file.is_file():
-        raise NotAPackError(f"{path}: no pack (it has no {MANIFEST}); `stager pack` makes one from bar files")
-    raw = file.read_bytes()
-    try:
-        version = msgspec.json.decode(raw, type=_Version).format_version
-        if version > FORMAT_VERSION:
-            raise PackVersionError(
-                f"{path}: pack format {version}; this stager reads up to {FORMAT_VERSION}. Update stager."
-            )
-        manifest = msgspec.json.decode(raw, type=Manifest)
-        if seal(raw, manifest.checksum) != manifest.checksum:
-            raise PackDamagedError(f"{file}: its checksum does not match; it was damaged or edited. Pack again.")
-    except msgspec.DecodeError as error:
-        raise PackDamagedError(f"{file}: no valid manifest ({error}); restore it or pack the bars again") from error
-    for segment in manifest.segments:
-        if re.fullmatch(r"segment-[0-9]+", segment.name) is None:
-            raise PackDamagedError(f"{file}: {segment.name!r} is no name of a segment")
-        if missing := {"rows.npy", "bars.arrow", "symbols.arrow"} - set(segment.files):
-            raise PackDamagedError(f"{file}: segment {segment.name} lists no {', '.join(sorted(missing))}")
-    return manifest
-
-
-def seal(raw: bytes, checksum: str) -> str:
-    """Checksum of a manifest's bytes, with the stored checksum's place zeroed."""
-    return hashlib.blake2b(raw.replace(checksum.encode(), b"0" * 32, 1), digest_size=16).hexdigest()
+    fields: dict[str, pa.DataType] = {
+        "symbol": pa.dictionary(pa.int32(), pa.string()),
+        "time": pa.timestamp("ns", "UTC"),
+        **{column.name: pa.float64() for column in manifest.columns},
+    }
+    bars = _map_arrow(folder / "bars.arrow", fields, segment.n_rows)
+    file = folder / "symbols.arrow"
+    # Small, and a wrong row number here would give samples of another symbol.
+    if block_checksums(file) != segment.files[file.name].blocks:
+        raise PackDamagedError(f"{file}: its checksum does not match; restore it or pack the bars again")
+    table = _map_arrow(file, _SYMBOLS, manifest.n_symbols)
+    symbols = tuple(map(str, table.column("symbol").to_pylist()))
+    first_rows, counts = contiguous(table, "first_row"), contiguous(table, "count")
+    ends = np.cumsum(counts)
+    if np.any(counts < 1) or np.any(first_rows != ends - counts) or ends[-1] != segment.n_rows:
+        raise PackDamagedError(f"{file}: first rows and counts do not cover the rows; pack the bars again")
+    return Pack(path, manifest, rows, bars, symbols, first_rows, counts)
 
 
 def block_checksums(file: Path) -> list[str]:
@@ -287,13 +198,12 @@ def block_checksums(file: Path) -> list[str]:
 def fingerprint(table: pa.Table, symbols: Sequence[str], counts: npt.NDArray[np.int64]) -> str:
     """Hash over the sorted (symbol, time, float64 values): the same for the same bars, however they were stored."""
     names = table.column_names[1:]
-    columns = [contiguous(table, name).view(np.uint64) for name in names]
-
+    columns = [contiguous(table, name) for name in names]
     ends = np.cumsum(counts)
 
     def digest(index: int) -> bytes:
         rows = slice(int(ends[index] - counts[index]), int(ends[index]))
-        parts = [hashlib.blake2b(column[rows].data, digest_size=16).digest() for column in columns]
+        parts = [hashlib.blake2b(_one_nan(column[rows]).data, digest_size=16).digest() for column in columns]
         return hashlib.blake2b(symbols[index].encode() + b"\0" + b"".join(parts), digest_size=16).digest()
 
     total = hashlib.blake2b("\0".join(names).encode(), digest_size=16)
@@ -302,27 +212,38 @@ def fingerprint(table: pa.Table, symbols: Sequence[str], counts: npt.NDArray[np.
     return total.hexdigest()
 
 
-class _Version(msgspec.Struct):
-    format_version: int
+def _one_nan(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The values; NaN has many bit patterns, and here one."""
+    missing = np.isnan(values) if values.dtype == np.float64 else None
+    return values if missing is None or not missing.any() else np.where(missing, np.nan, values)
 
 
 def _map_rows(file: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
+    with file.open("rb") as stream:
+        start = stream.read(10)
+        header = stream.read(int.from_bytes(start[8:10], "little"))
+    offset = len(start) + len(header)
     try:
-        with file.open("rb") as stream:
-            version = np.lib.format.read_magic(stream)
-            found, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-            offset = stream.tell()
-    except ValueError as error:
-        raise PackDamagedError(f"{file}: no valid .npy header ({error}); restore it or pack again") from error
-    if (version, found, fortran, dtype.str) != ((1, 0), shape, False, "<f4"):
-        raise PackDamagedError(f"{file}: holds {dtype} {found}, the manifest says float32 {shape}")
+        # NumPy's own reader warns about, and repairs, headers that stager never writes.
+        found = ast.literal_eval(header.decode("latin1").strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        found = None
+    expected = {"descr": "<f4", "fortran_order": False, "shape": shape}
+    if start[:8] != b"\x93NUMPY\x01\x00" or found != expected:
+        raise PackDamagedError(f"{file}: its header is not that of float32 {shape}; restore it or pack again")
     if offset % 64 or file.stat().st_size != offset + 4 * shape[0] * shape[1]:
         raise PackDamagedError(f"{file}: its size does not fit its header; restore it or pack again")
     return np.memmap(file, dtype=np.float32, mode="r", offset=offset, shape=shape)
 
 
-def _map_arrow(file: Path) -> pa.Table:
+def _map_arrow(file: Path, fields: dict[str, pa.DataType], n_rows: int) -> pa.Table:
+    remedy = "restore it or pack again"
     try:
-        return pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-    except (pa.ArrowException, OSError) as error:
-        raise PackDamagedError(f"{file}: no valid Arrow IPC file ({error}); restore it or pack again") from error
+        table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        fits = table.schema.equals(pa.schema(fields)) and table.num_rows == n_rows
+        table.validate()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise PackDamagedError(f"{file}: no valid Arrow IPC file ({error}); {remedy}") from error
+    if not fits or any(column.null_count for column in table.columns):
+        raise PackDamagedError(f"{file}: its columns or rows are not those of the manifest; {remedy}")
+    return table

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import datetime as dt
-import errno
-import fcntl
-import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -20,14 +16,28 @@ import pyarrow as pa
 from stager.bars.read import Bars, ReadOptions, Source, read
 from stager.bars.threads import parallel
 from stager.config import format_nbytes
-from stager.errors import BarsError, NotAPackError, PackError, PackExistsError
+from stager.errors import BarsError, PackError
 from stager.packs import layout
-from stager.packs.layout import Column, Decision, Input, Manifest, Pack, Segment, StoredFile, open_pack
+from stager.packs.layout import Pack, open_pack
+from stager.packs.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    Column,
+    Decision,
+    Input,
+    Manifest,
+    Role,
+    Segment,
+    StoredFile,
+    seal,
+)
+from stager.packs.publish import check_target, partial_of, publish, refusing, sync
 from stager.version import __version__
 
 Progress = Callable[[str, int, int], None]
 
 _CHUNK_ROWS = 1 << 18
+_ENDINGS = re.compile(r"(\.(csv|txt|tsv|parquet|pq|gz|gzip|zst|zstd))+$", re.IGNORECASE)
 
 
 def pack(
@@ -66,9 +76,11 @@ def pack(
         If `out` exists (and is no pack), is being written by another process, or can't be written.
     """
     target = _target(source, out)
-    _check_target(target, overwrite)
+    with refusing(target):
+        check_target(target, overwrite)
     bars = read_bars(source, read, progress)
-    _write(bars, target, overwrite, progress)
+    with refusing(target):
+        _write(bars, target, overwrite, progress)
     return open_pack(target)
 
 
@@ -102,7 +114,7 @@ def cast_rows(table: pa.Table, first: int, out: npt.NDArray[np.float32]) -> None
 
     def fill(start: int) -> None:
         stop = min(start + _CHUNK_ROWS, len(out))
-        with np.errstate(over="raise", under="ignore"):
+        with np.errstate(over="raise", under="ignore", invalid="ignore"):
             for index, (name, column) in enumerate(columns.items()):
                 try:
                     out[start:stop, index] = column[first + start : first + stop]
@@ -117,103 +129,48 @@ def cast_rows(table: pa.Table, first: int, out: npt.NDArray[np.float32]) -> None
 
 def _target(source: Source, out: str | Path | None) -> Path:
     if out is not None:
-        return Path(out)
+        target = Path(out)
+        # A link stays: the pack goes where it leads. Names such as ".." have no place beside them.
+        return target.resolve() if target.is_symlink() or target.name in ("", "..") else target
     if isinstance(source, (str, Path)) and not any(c in str(source) for c in "*?[") and "://" not in str(source):
         path = Path(source)
-        return path.with_name(path.name.split(".")[0] + ".pack") if path.name.split(".")[0] else Path("bars.pack")
+        return path.with_name(f"{stem}.pack") if (stem := _ENDINGS.sub("", path.name)).strip(".") else Path("bars.pack")
     raise PackError("several inputs, a glob, a URI or a table have no name of their own; say where to with -o DIR")
-
-
-def _check_target(target: Path, overwrite: bool) -> None:
-    if not os.path.lexists(target):
-        return
-    if not (target / layout.MANIFEST).is_file():
-        raise NotAPackError(f"{target}: exists and is no pack; it is not replaced. Choose another place with -o DIR")
-    if not overwrite:
-        raise PackExistsError(f"{target}: the pack exists; replace it with --force, or choose another with -o DIR")
 
 
 def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None) -> None:
     n_rows, n_columns = bars.table.num_rows, bars.table.num_columns - 2
     needed = n_rows * (n_columns * 12 + 12) + (1 << 20)
-    try:
-        with _partial(target) as partial:
-            if (free := shutil.disk_usage(partial).free) < needed:
-                raise PackError(
-                    f"{target}: the pack takes {format_nbytes(needed)}, the disk has {format_nbytes(free)} free"
-                )
-            folder = partial / "segment-0"
-            folder.mkdir()
-            _write_rows(folder / "rows.npy", bars.table, n_rows, n_columns, progress)
-            _write_arrow(folder / "bars.arrow", bars.table)
-            _write_arrow(
-                folder / "symbols.arrow",
-                pa.table({"symbol": list(bars.symbols), "first_row": bars.first_rows, "count": bars.counts}),
+    with partial_of(target) as partial:
+        if (free := shutil.disk_usage(partial).free) < needed:
+            raise PackError(
+                f"{target}: the pack takes {format_nbytes(needed)}, the disk has {format_nbytes(free)} free; "
+                "free some, or choose another place with -o DIR"
             )
-            sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-            files: dict[str, StoredFile] = {}
-            done = 0
-            for name, size in sizes.items():
-                files[name] = StoredFile(size, layout.block_checksums(folder / name))
-                done += size
-                if progress:
-                    progress("checksum", done, sum(sizes.values()))
-            fingerprint = layout.fingerprint(bars.table, bars.symbols, bars.counts)
-            manifest = _manifest(bars, [Segment("segment-0", n_rows, files)], fingerprint)
-            (partial / layout.MANIFEST).write_bytes(_encode(manifest))
-            for path in (*folder.iterdir(), partial / layout.MANIFEST, folder, partial):
-                _sync(path)
-            # Checked again: another process may have put a pack there meanwhile.
-            _check_target(target, overwrite)
-            _publish(partial, target)
-    except OSError as error:
-        if isinstance(error, PackError):
-            raise
-        raise PackError(f"{target}: can't be written: {error.strerror or error}") from error
-
-
-@contextmanager
-def _partial(target: Path) -> Iterator[Path]:
-    """The directory ``TARGET.partial``, locked; whatever is left of it is removed at the end."""
-    partial = target.with_name(target.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    lock = os.open(partial, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-            raise PackError(f"{partial}: another process is packing to this target; wait for it") from None
-        try:
-            for left_over in partial.iterdir():
-                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
-            yield partial
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def _publish(partial: Path, target: Path) -> None:
-    if not target.exists():
-        os.rename(partial, target)
-    elif not _exchange(partial, target):
-        old = target.with_name(target.name + ".old")
-        os.rename(target, old)
-        os.rename(partial, target)
-        shutil.rmtree(old)
-    _sync(target.parent)
-
-
-def _exchange(a: Path, b: Path) -> bool:
-    """Swap two directories in one step (Linux ``renameat2``); False where the system can't."""
-    at_fdcwd, rename_exchange = -100, 2
-    try:
-        renameat2 = ctypes.CDLL(None).renameat2
-    except (OSError, AttributeError):
-        return False
-    return bool(renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), rename_exchange) == 0)
+        folder = partial / "segment-0"
+        folder.mkdir()
+        _write_rows(folder / "rows.npy", bars.table, n_rows, n_columns, progress)
+        _write_arrow(folder / "bars.arrow", bars.table)
+        _write_arrow(
+            folder / "symbols.arrow",
+            pa.table({"symbol": list(bars.symbols), "first_row": bars.first_rows, "count": bars.counts}),
+        )
+        sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+        files: dict[str, StoredFile] = {}
+        done = 0
+        for name, size in sizes.items():
+            files[name] = StoredFile(size, layout.block_checksums(folder / name))
+            done += size
+            if progress:
+                progress("checksum", done, sum(sizes.values()))
+        fingerprint = layout.fingerprint(bars.table, bars.symbols, bars.counts)
+        manifest = _manifest(bars, [Segment("segment-0", n_rows, files)], fingerprint)
+        (partial / MANIFEST).write_bytes(_encode(manifest))
+        for path in (*folder.iterdir(), partial / MANIFEST, folder, partial):
+            sync(path)
+        # Checked again: another process may have put a pack there meanwhile.
+        check_target(target, overwrite)
+        publish(partial, target)
 
 
 def _write_rows(file: Path, table: pa.Table, n_rows: int, n_columns: int, progress: Progress | None) -> None:
@@ -240,14 +197,14 @@ def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest
     names = bars.table.column_names[2:]
     columns = []
     for name in names:
-        role: layout.Role = "price" if name in layout.PRICES else "volume" if name == "volume" else "other"
+        role: Role = "price" if name in layout.PRICES else "volume" if name == "volume" else "other"
         n_missing = 0 if role == "price" else int(np.isnan(layout.contiguous(bars.table, name)).sum())
         columns.append(Column(name, role, n_missing))
     times = layout.contiguous(bars.table, "time").view("datetime64[ns]")
     first, last = times[bars.first_rows].min(), times[bars.first_rows + bars.counts - 1].max()
     span = (f"{np.datetime_as_string(first)}Z", f"{np.datetime_as_string(last)}Z")
     return Manifest(
-        format_version=layout.FORMAT_VERSION,
+        format_version=FORMAT_VERSION,
         stager_version=__version__,
         created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
         columns=columns,
@@ -269,18 +226,10 @@ def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest
 
 def _encode(manifest: Manifest) -> bytes:
     raw = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    checksum = layout.seal(raw, "0" * 32)
+    checksum = seal(raw, "0" * 32)
     # The checksum is the last field, so its place is the last run of zeros.
     head, _, tail = raw.rpartition(b"0" * 32)
     return head + checksum.encode() + tail
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _read_only(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

@@ -1,0 +1,154 @@
+"""The manifest of a pack: what it says, reading it, and which directories are packs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from stager.bars.interval import Interval
+from stager.errors import ConfigError, NotAPackError, PackDamagedError, PackError, PackVersionError
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+FILES = frozenset({"rows.npy", "bars.arrow", "symbols.arrow"})
+
+Role = Literal["price", "volume", "other"]
+
+_SEGMENT = re.compile(r"segment-[0-9]+")
+
+
+class Column(msgspec.Struct, frozen=True):
+    """A column of the rows: name, role, and how many of its values are missing (NaN)."""
+
+    name: str
+    role: Role
+    n_missing: int
+
+
+class Input(msgspec.Struct, frozen=True):
+    """An input file: its name as given, size, rows read, and rows that became no bar."""
+
+    name: str
+    size_nbytes: int
+    n_rows: int
+    n_dropped: int
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What was decided about the input, and from what."""
+
+    what: str
+    value: str
+    source: str
+
+
+class StoredFile(msgspec.Struct, frozen=True):
+    """Size and block checksums of a file."""
+
+    size_nbytes: int
+    blocks: list[str]
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A directory of rows that is never changed once written."""
+
+    name: str
+    n_rows: int
+    files: dict[str, StoredFile]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about a pack that is not rows.
+
+    ``span`` is the first and last bar's open, ISO 8601 UTC. ``fingerprint`` is empty for bars in memory, where it is
+    computed when asked for.
+    """
+
+    format_version: int
+    stager_version: str
+    created: str
+    columns: list[Column]
+    interval: str
+    timestamps: Literal["utc", "session"]
+    adjustment: Literal["raw", "split", "total", "unknown"]
+    span: tuple[str, str]
+    n_rows: int
+    n_symbols: int
+    fingerprint: str
+    inputs: list[Input]
+    decisions: list[Decision]
+    dropped: dict[str, int]
+    warnings: list[str]
+    segments: list[Segment]
+    checksum: str
+
+
+class _Version(msgspec.Struct):
+    format_version: int
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The checked manifest of the pack at `path`; raises as :func:`open_pack`."""
+    file = path / MANIFEST
+    try:
+        raw = file.read_bytes()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError):
+        what = f"no pack (it has no {MANIFEST})" if os.path.lexists(path) else "there is no such pack"
+        raise NotAPackError(f"{path}: {what}; `stager pack` makes one from bar files") from None
+    except OSError as error:
+        raise PackError(f"{file}: can't be read: {error.strerror or error}") from error
+    try:
+        version = msgspec.json.decode(raw, type=_Version).format_version
+        if version < 1:
+            raise PackDamagedError(f"{file}: format_version is {version}; restore it or pack the bars again")
+        if version > FORMAT_VERSION:
+            raise PackVersionError(
+                f"{path}: pack format {version}; this stager reads up to {FORMAT_VERSION}. Update stager."
+            )
+        manifest = msgspec.json.decode(raw, type=Manifest)
+        if seal(raw, manifest.checksum) != manifest.checksum:
+            raise PackDamagedError(f"{file}: its checksum does not match; it was damaged or edited. Pack again.")
+        Interval.parse(manifest.interval)
+    except (msgspec.DecodeError, UnicodeError, ConfigError) as error:
+        raise PackDamagedError(f"{file}: no valid manifest ({error}); restore it or pack the bars again") from error
+    if contradiction := _contradiction(manifest):
+        raise PackDamagedError(f"{file}: {contradiction}; restore it or pack the bars again")
+    return manifest
+
+
+def _contradiction(manifest: Manifest) -> str | None:
+    """What in the manifest does not fit the rest of it."""
+    names = [column.name for column in manifest.columns]
+    if not names or len({"symbol", "time", *names}) != len(names) + 2:
+        return f"its columns {', '.join(names)} are none, twice the same, or named symbol or time"
+    if not 1 <= manifest.n_symbols <= manifest.n_rows or manifest.n_rows != sum(s.n_rows for s in manifest.segments):
+        return f"{manifest.n_symbols:,} symbols of {manifest.n_rows:,} rows don't fit its segments"
+    for segment in manifest.segments:
+        if _SEGMENT.fullmatch(segment.name) is None:
+            return f"{segment.name!r} is no name of a segment"
+        if set(segment.files) != FILES:
+            return f"segment {segment.name} lists {', '.join(sorted(segment.files))}, not {', '.join(sorted(FILES))}"
+    return None
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether `path` is anything but a directory with nothing but a pack's files, damaged or not.
+
+    Decides what may be deleted, so a directory that only happens to have a manifest.json is foreign.
+    """
+    if not path.is_dir():
+        return True
+    entries = list(path.iterdir())
+    segments = [entry for entry in entries if _SEGMENT.fullmatch(entry.name) and entry.is_dir()]
+    known = len(segments) + sum(entry.name == MANIFEST and entry.is_file() for entry in entries)
+    return known != len(entries) or any(file.name not in FILES for segment in segments for file in segment.iterdir())
+
+
+def seal(raw: bytes, checksum: str) -> str:
+    """Checksum of a manifest's bytes, with the stored checksum's place zeroed."""
+    return hashlib.blake2b(raw.replace(checksum.encode(), b"0" * 32, 1), digest_size=16).hexdigest()

@@ -1,0 +1,140 @@
+"""Directories that are whole or absent: written beside the target under a lock, synced, then renamed."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from stager.errors import NotAPackError, PackError, PackExistsError
+from stager.packs.manifest import is_foreign
+
+
+def check_target(target: Path, overwrite: bool) -> None:
+    """Refuse a target that exists, unless it is a pack and may be overwritten.
+
+    Raises
+    ------
+    NotAPackError, PackExistsError
+    """
+    if not os.path.lexists(target):
+        return
+    if is_foreign(target) or not any(target.glob("segment-*")):
+        raise NotAPackError(f"{target}: exists and is no pack; it is not replaced. Choose another place with -o DIR")
+    if not overwrite:
+        raise PackExistsError(f"{target}: the pack exists; replace it with --force, or choose another with -o DIR")
+
+
+@contextmanager
+def refusing(target: Path) -> Iterator[None]:
+    """Errors of the system become PackError."""
+    try:
+        yield
+    except PackError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise PackError(f"{target}: can't be written: {getattr(error, 'strerror', None) or error}") from error
+
+
+@contextmanager
+def partial_of(target: Path) -> Iterator[Path]:
+    """The empty directory ``TARGET.partial``, locked; what is not published is removed at the end.
+
+    Raises
+    ------
+    NotAPackError
+        If something else lies there.
+    PackError
+        If another process holds it.
+    """
+    partial = target.with_name(target.name + ".partial")
+    if os.path.lexists(partial) and is_foreign(partial):
+        raise NotAPackError(f"{partial}: is in the way and is no unfinished pack; move it, or choose another -o DIR")
+    partial.mkdir(parents=True, exist_ok=True)
+    lock = os.open(partial, os.O_RDONLY)
+    try:
+        # A process that finished meanwhile has moved the directory away with its lock.
+        if not (_lock(lock) and _is_at(lock, partial)):
+            raise PackError(f"{partial}: another process is packing to this target; wait for it")
+        try:
+            for left_over in partial.iterdir():
+                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+            yield partial
+        finally:
+            # Once published, the name may belong to another process.
+            if _is_at(lock, partial):
+                shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def publish(partial: Path, target: Path) -> None:
+    """Give `partial` the target's name; a pack that had it is deleted."""
+    if not target.exists():
+        os.rename(partial, target)
+    else:
+        lock = os.open(target, os.O_RDONLY)
+        try:
+            # Locked before it is called TARGET.partial, where another process would take it for its own.
+            _lock(lock)
+            if _exchange(partial, target):
+                shutil.rmtree(partial, ignore_errors=True)
+            else:
+                _replace(partial, target)
+        finally:
+            os.close(lock)
+    # Not synced, the target is the old or the new pack after a crash, and whole in both cases.
+    with suppress(OSError):
+        sync(target.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or directory is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return False
+    return True
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _exchange(a: Path, b: Path) -> bool:
+    """Swap two directories in one step (Linux ``renameat2``); False where the system can't."""
+    at_fdcwd, rename_exchange = -100, 2
+    try:
+        renameat2 = ctypes.CDLL(None).renameat2
+    except (OSError, AttributeError):
+        return False
+    return bool(renameat2(at_fdcwd, os.fsencode(a), at_fdcwd, os.fsencode(b), rename_exchange) == 0)
+
+
+def _replace(partial: Path, target: Path) -> None:
+    """The same in two steps, the old pack aside in between."""
+    old = target.with_name(target.name + ".old")
+    os.rename(target, old)
+    try:
+        os.rename(partial, target)
+    except BaseException:
+        os.rename(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
