@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -131,7 +132,7 @@ def _target(source: Source, out: str | Path | None) -> Path:
     if out is not None:
         target = Path(out)
         # A link stays: the pack goes where it leads. Names such as ".." have no place beside them.
-        return target.resolve() if target.is_symlink() or target.name in ("", "..") else target
+        return Path(os.path.realpath(target)) if target.is_symlink() or target.name in ("", "..") else target
     if isinstance(source, (str, Path)) and not any(c in str(source) for c in "*?[") and "://" not in str(source):
         path = Path(source)
         return path.with_name(f"{stem}.pack") if (stem := _ENDINGS.sub("", path.name)).strip(".") else Path("bars.pack")
