@@ -251,9 +251,7 @@ def test_another_device():
 # Graphs
 
 
-@pytest.mark.parametrize(
-    "mode", ["streamCaptureModeRelaxed", "streamCaptureModeThreadLocal", "streamCaptureModeGlobal"]
-)
+@pytest.mark.parametrize("mode", ["Relaxed", "ThreadLocal", "Global"])
 def test_a_captured_step_replays_after_the_arena_moved_on(mode):
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream, Arena("64MiB") as arena:
