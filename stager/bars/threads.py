@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+# More threads only wait for each other: what is mapped here is bound by memory.
+_MOST_THREADS = 8
 
 
 def thread_count() -> int:
@@ -21,7 +25,7 @@ def thread_count() -> int:
 def parallel(
     function: Callable[[T], R], items: Sequence[T], *, done: Callable[[int, int], None] | None = None
 ) -> list[R]:
-    """``[function(item) for item in items]`` on all cores.
+    """``[function(item) for item in items]`` on several cores, this thread included.
 
     Parameters
     ----------
@@ -35,20 +39,39 @@ def parallel(
     Exception
         Of the first item, in order, that failed; the items not yet begun are dropped.
     """
-    threads = min(thread_count(), len(items))
-    results: list[R] = []
-    if threads <= 1:
-        for item in items:
-            results.append(function(item))
-            if done is not None:
-                done(len(results), len(items))
-        return results
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="stager-bars")
+    results: dict[int, R] = {}
+    errors: dict[int, BaseException] = {}
+    # A deque hands out each number once without a lock, also where there is no GIL.
+    numbers = deque(range(len(items)))
+
+    def work(report: Callable[[int, int], None] | None = None) -> None:
+        while True:
+            try:
+                number = numbers.popleft()
+            except IndexError:
+                return
+            try:
+                results[number] = function(items[number])
+            except Exception as error:
+                errors[number] = error
+                numbers.clear()
+            if report is not None:
+                report(len(results), len(items))
+
+    helpers = [
+        threading.Thread(target=work, name="stager-bars", daemon=True)
+        for _ in range(min(thread_count(), _MOST_THREADS, len(items)) - 1)
+    ]
+    for helper in helpers:
+        helper.start()
     try:
-        for future in [pool.submit(function, item) for item in items]:
-            results.append(future.result())
-            if done is not None:
-                done(len(results), len(items))
+        work(done)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-    return results
+        numbers.clear()
+        for helper in helpers:
+            helper.join()
+    if errors:
+        raise errors[min(errors)]
+    if done is not None and items:
+        done(len(items), len(items))
+    return [results[number] for number in range(len(items))]

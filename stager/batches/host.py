@@ -1,8 +1,7 @@
-"""The gather on NumPy: several threads copy the batches ahead of the consumer, into buffers that are used again."""
+"""The gather on NumPy: several threads copy the batches ahead of the consumer."""
 
 from __future__ import annotations
 
-import sys
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,16 +17,12 @@ from stager.samples.order import Order
 FloatArray = npt.NDArray[np.float32]
 Group = tuple[FloatArray, FloatArray | None]
 
-# A task must copy long enough to be worth handing to a thread; an order is cheap only for many positions at once.
+# A task is long enough to be worth handing to a thread, and short enough that the allocator finds its memory again
+# without page faults (from 8 MiB on they came back). More threads only wait for each other.
 _TASK_NBYTES = 4 << 20
+_MOST_THREADS = 6
+# An order is cheap only for many positions at once.
 _ORDER_POSITIONS = 1 << 14
-# NumPy gathers into an array of its own; one of this size stays in the cache until it is copied on.
-_BLOCK_NBYTES = 256 << 10
-# Groups that a consumer keeps are given up beyond so many, and live as long as it holds them.
-_MOST_BUFFERS = 16
-
-# References to an array that only a list holds, as getrefcount sees it.
-_UNUSED = sys.getrefcount([np.empty(0)][0])
 
 
 class HostGather:
@@ -50,21 +45,18 @@ class HostGather:
             rows.reshape(-1), (len(rows) - window + 1, window * n_columns), (4 * n_columns, 4), writeable=False
         )
         self._pool: ThreadPoolExecutor | None = None
-        self._buffers: list[FloatArray] = []
 
     def batches(self, order: Order, first: int, stop: int, batch_size: int) -> Iterator[Group]:
-        """The batches at positions ``first : stop`` of an epoch, in order.
-
-        Several lie in one buffer, which is used again once nothing refers to it or to a view of it.
-        """
+        """The batches at positions ``first : stop`` of an epoch, in order; several share one array."""
+        n_threads = min(thread_count(), _MOST_THREADS)
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(thread_count(), "stager-gather")
+            self._pool = ThreadPoolExecutor(n_threads, "stager-gather")
         ahead: deque[tuple[int, Future[Group]]] = deque()
         tasks = self._tasks(order, first, stop, batch_size)
         try:
             for decisions in tasks:
-                ahead.append((len(decisions), self._pool.submit(self._gather, decisions, self._buffer(len(decisions)))))
-                if len(ahead) > thread_count() + 1:
+                ahead.append((len(decisions), self._pool.submit(self._gather, decisions)))
+                if len(ahead) > n_threads:
                     yield from _split(*ahead.popleft(), batch_size)
             while ahead:
                 yield from _split(*ahead.popleft(), batch_size)
@@ -89,22 +81,8 @@ class HostGather:
             for offset in range(0, len(decisions), per_task):
                 yield decisions[offset : offset + per_task]
 
-    def _buffer(self, count: int) -> FloatArray:
-        """(count, window * n_columns): memory that nothing refers to, taken again to spare its page faults."""
-        shape = (count, self._windows.shape[1])
-        for index in range(len(self._buffers)):
-            if self._buffers[index].shape == shape and sys.getrefcount(self._buffers[index]) == _UNUSED:
-                return self._buffers[index]
-        buffer = np.empty(shape, np.float32)
-        self._buffers = [*self._buffers[-_MOST_BUFFERS + 1 :], buffer]
-        return buffer
-
-    def _gather(self, decisions: npt.NDArray[np.int64], out: FloatArray) -> Group:
-        starts = decisions - (self._index.window - 1)
-        step = max(1, _BLOCK_NBYTES // (4 * out.shape[1]))
-        for first in range(0, len(starts), step):
-            out[first : first + step] = self._windows[starts[first : first + step]]
-        x = out.reshape(len(decisions), *self._sample_shape)
+    def _gather(self, decisions: npt.NDArray[np.int64]) -> Group:
+        x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._sample_shape)
         return x, None if self._index.y is None else self._index.y[decisions]
 
 
