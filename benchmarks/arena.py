@@ -266,9 +266,8 @@ def show(rows: list[dict[str, Any]]) -> None:
         for row in (row for row in rows if row["name"] == what):
             text = f"  {row['allocator']:<22}"
             if "nanoseconds" in row:
-                scale, unit = next(
-                    pair for pair in ((1e6, "ms"), (1e3, "us"), (1, "ns")) if row["min"] > 10 * pair[0] or pair[0] == 1
-                )
+                units = ((1e6, "ms"), (1e3, "us"), (1, "ns"))
+                scale, unit = next(pair for pair in units if row["min"] > 10 * pair[0] or pair[0] == 1)
                 low, middle, high = (row[key] / scale for key in ("min", "nanoseconds", "max"))
                 text += f"{middle:9.1f} {unit}  ({low:.1f} to {high:.1f}, n {row['n']})"
                 text += f"  {row['of_cupys_pool']:.2f} of CuPy's pool"

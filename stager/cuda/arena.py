@@ -14,8 +14,9 @@ import msgspec
 
 from stager.config import parse_nbytes, read_toml, resolve
 from stager.cuda import arena_driver
-from stager.cuda.arena_pool import ArenaOutOfMemoryError, Pool
+from stager.cuda.arena_pool import Pool
 from stager.cuda.arena_scopes import Capture, Measure, Step
+from stager.cuda.arena_tokens import ArenaOutOfMemoryError
 from stager.cuda.blocks import UNIT
 from stager.cuda.report import ArenaStats, picture
 from stager.cuda.timeline import Recorder

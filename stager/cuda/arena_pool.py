@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -21,111 +20,25 @@ from cupy.cuda.memory import OutOfMemoryError
 
 from stager.config import format_nbytes
 from stager.cuda.arena_driver import DEVICE_ERROR, Driver
+from stager.cuda.arena_tokens import (
+    CLOSED,
+    ArenaOutOfMemoryError,
+    Gate,
+    Malloc,
+    Owner,
+    Visit,
+    calling_line,
+    check_size,
+    token_types,
+)
 from stager.cuda.blocks import UNIT, Blocks
 from stager.cuda.overflow import Overflow, OverflowMemoryError
-from stager.cuda.report import ArenaStats, Holder, Site, fitting, line, verdict
+from stager.cuda.report import ArenaStats, Holder, fitting, line, verdict
 from stager.errors import ArenaError
 
-Malloc = Callable[[int], Any]
 _PER_THREAD = 2  # cudaStreamPerThread
-_OWN_CODE = (os.path.dirname(__file__) + os.sep, os.path.dirname(sys.modules["cupy"].__file__ or "") + os.sep)
 
 logger = logging.getLogger("stager.arena")
-
-
-class ArenaOutOfMemoryError(OutOfMemoryError, ArenaError):  # type: ignore[misc]
-    """A request was refused: there is no memory for it, or none may be taken now.
-
-    CuPy catches exactly ``OutOfMemoryError``, so its own clean-up works.
-
-    Attributes
-    ----------
-    stats : ArenaStats
-        The arena at that moment.
-    """
-
-    def __init__(self, message: str, stats: ArenaStats | None = None, size: int = 0) -> None:
-        OutOfMemoryError.__init__(self, size, stats.used_nbytes if stats else -1, stats.capacity_nbytes if stats else 0)
-        self.args = (message,)
-        self.stats = stats
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.args[0], self.stats, self._size)
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-class Outside:
-    """What overflow tokens hold of their step, so that they don't keep the slab."""
-
-    __slots__ = ("number",)
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-
-class Owner:
-    """What tokens hold: the slab, and the step they belong to (0: none).
-
-    The reference counts of an owner and its ``outside`` are the number of live tokens: no bookkeeping per allocation.
-    """
-
-    __slots__ = ("number", "outside", "slab")
-
-    def __init__(self, slab: Any, number: int) -> None:
-        self.slab, self.number, self.outside = slab, number, Outside(number)
-
-
-_CLOSED = object()  # not None, which the look-up gives for another device
-
-
-class Gate:
-    """What the fast path reads and counts. ``stream`` is no stream while every request has to go the slow way."""
-
-    __slots__ = ("allocations", "stream")
-
-    def __init__(self) -> None:
-        self.stream: Any = _CLOSED
-        self.allocations = 0
-
-
-class Visit:
-    """One thread inside ``with arena:``."""
-
-    __slots__ = ("capture", "malloc", "owner", "previous", "scopes", "steps")
-
-    def __init__(self, owner: Owner, previous: Any) -> None:
-        self.owner, self.previous = owner, previous
-        self.scopes: list[Any] = []
-        self.steps: list[Any] = []
-        self.capture: Any = None
-        self.malloc: Malloc
-
-
-def check_size(nbytes: Any) -> int:
-    """A request as an integer.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is no integer, or negative.
-    """
-    try:
-        number = nbytes.__index__()
-    except AttributeError:
-        raise TypeError(f"the size of an allocation is {nbytes!r}; it must be an integer") from None
-    if number < 0:
-        raise ValueError(f"the size of an allocation is {number}; it must not be negative")
-    return int(number)
-
-
-def calling_line() -> Site:
-    """File and line of the nearest frame that is neither CuPy's nor the arena's."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_CODE):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _after_fork(reference: weakref.ref[Pool]) -> None:
@@ -165,7 +78,7 @@ class Pool:
         self._lock = threading.RLock()
         self._busy = self._can_capture = False
         self.reset()
-        self.token, self.tagged = self._token_types()
+        self.token, self.tagged = token_types(self.blocks.bins)
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _after_fork(reference))
 
@@ -187,24 +100,6 @@ class Pool:
                 f"free; other pools of this process hold {_listed(driver.other_pools())}; give a smaller size",
                 size=self.capacity,
             ) from None
-
-    def _token_types(self) -> tuple[Any, Any]:
-        # Types of this arena alone, so that a destructor finds its bins without an attribute in every token, and so
-        # that those of a forked child can be switched off. Destructors run inside malloc, on any thread, during
-        # garbage collection and at exit: they append, and nothing else.
-        bins = self.blocks.bins
-
-        def give_back(token: Any) -> None:
-            bins[token.size].append(token.ptr)
-
-        def give_back_tagged(token: Any) -> None:
-            bins[token.size].append(token.ptr)
-            freed = token._owner[2]
-            if freed is not None:
-                freed.append((token.size, token._owner[1]))
-
-        plain = type("Token", (UnownedMemory,), {"__slots__": (), "__del__": give_back})
-        return plain, type("TaggedToken", (UnownedMemory,), {"__slots__": (), "__del__": give_back_tagged})
 
     # Entering and leaving
 
@@ -271,7 +166,7 @@ class Pool:
     def regate(self) -> None:
         """Open the fast path unless something has to see every request."""
         closed = self.trace or self.poison or self.forked or self.captures or self.recorder is not None
-        self.gate.stream = _CLOSED if closed else self.stream
+        self.gate.stream = CLOSED if closed else self.stream
 
     def _is_here(self, stream: Any, device: int) -> bool:
         """Whether memory of the slab may be used under this stream and device."""
@@ -522,7 +417,10 @@ class Pool:
         """Start an epoch: counters at zero, the line armed again, free blocks merged. What lives stays."""
         with self._lock:
             blocks = self.blocks
-            blocks.merge()
+            busy, self._busy = self._busy, True
+            if not busy:
+                blocks.merge()
+            self._busy = busy
             blocks.high = blocks.top
             self.merges_before = blocks.merges
             self.gate.allocations = 0
@@ -534,7 +432,7 @@ class Pool:
     def after_fork(self) -> None:
         """In a forked child: refuse every request, let destructors do nothing, and forget what CUDA holds."""
         self.forked = True
-        self.gate.stream = _CLOSED
+        self.gate.stream = CLOSED
         for kind in (self.token, self.tagged):
             kind.__del__ = lambda token: None
         self.slab.ptr = 0

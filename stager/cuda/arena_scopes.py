@@ -10,7 +10,8 @@ from typing import Any
 from cupy.cuda import MemoryPointer, UnownedMemory, using_allocator
 
 from stager.config import format_nbytes
-from stager.cuda.arena_pool import Owner, Pool, Visit, check_size, logger
+from stager.cuda.arena_pool import Pool, logger
+from stager.cuda.arena_tokens import Owner, Visit, check_size
 from stager.cuda.blocks import UNIT, Blocks, round_up
 from stager.cuda.overflow import Overflow, OverflowMemoryError
 from stager.cuda.report import Holder, largest_sites

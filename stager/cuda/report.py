@@ -121,16 +121,19 @@ def verdict(stats: ArenaStats, size: int, holders: list[Holder]) -> str:
     if size > stats.capacity_nbytes or (size * 2 > stats.capacity_nbytes and size >= 8 * stats.largest_nbytes > 0):
         before = f"; the largest before was {format_nbytes(stats.largest_nbytes)}" if stats.largest_nbytes else ""
         return f"one runaway request: {asked} at once in an arena of {format_nbytes(stats.capacity_nbytes)}{before}"
-    if stats.free_nbytes >= max(size, stats.capacity_nbytes // 16):  # with less, the arena is simply full
+    earlier = [holder for holder in holders if holder.age == "earlier"]
+    held = sum(holder.nbytes for holder in earlier)
+    stepped = any(holder.age != "outside" for holder in holders)
+    in_the_way = held >= size and held * 4 >= stats.used_nbytes  # without them it would have fitted
+    # With little left the arena is full rather than fragmented.
+    enough_free = stats.free_nbytes >= max(size, stats.capacity_nbytes // 16)
+    if enough_free and (stats.free_nbytes >= 2 * size or not in_the_way):
         return (
             f"fragmented: {format_nbytes(stats.free_nbytes)} are free in {stats.free_blocks:,} pieces, "
             f"but the largest has {format_nbytes(stats.largest_free_nbytes)} and the request {asked}"
         )
-    earlier = [holder for holder in holders if holder.age == "earlier"]
-    held = sum(holder.nbytes for holder in earlier)
-    stepped = any(holder.age != "outside" for holder in holders)
     fit = fitting(max(stats.needed_nbytes, stats.used_nbytes + stats.overflow_live_nbytes + size))
-    if stepped and (held < size or held * 4 < stats.used_nbytes):  # also without them it would not have fitted
+    if stepped and not in_the_way:
         now = [holder.nbytes for holder in holders if holder.age == "now"]
         return (
             f"the working set is larger than the arena: this step has {format_nbytes(sum(now))} alive in "
