@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
@@ -11,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stager.batches.devices import choose_device
-from stager.batches.resident import StagingOptions, live_views
-from stager.config import resolve
+from stager.batches.resident import live_views, staging_options
 from stager.errors import ClosedError, ConfigError
 
 # Small enough that packing, registering and copying overlap from the start.
@@ -49,7 +49,8 @@ class StagedArrays(Sequence[Any]):
             raise ClosedError("the staged arrays were released")
         if isinstance(index, slice):
             return [self._view(self._memory, i) for i in range(*index.indices(self._n))]
-        i = index + self._n if index < 0 else index
+        i = operator.index(index)
+        i += self._n if i < 0 else 0
         if not 0 <= i < self._n:
             raise IndexError(f"there is no array {index}; {self._n:,} are staged")
         return self._view(self._memory, i)
@@ -86,7 +87,7 @@ def stage_arrays(arrays: Iterable[npt.NDArray[Any]], *, align: int = 16, device:
         Booleans, integers, and floats of 16, 32 or 64 bits, in native byte order; any strides. They are copied, in C
         order.
     align : int
-        Every array starts at a multiple of so many bytes: a power of two, at least 8.
+        Every array starts at a multiple of so many bytes: a power of two, 8 to 256.
     device : str
         As in :func:`stage`.
 
@@ -101,13 +102,13 @@ def stage_arrays(arrays: Iterable[npt.NDArray[Any]], *, align: int = 16, device:
         If something is no array, or an array's dtype can't be staged.
     DeviceError, StagingError
     """
-    if align < 8 or align & (align - 1):
-        raise ConfigError(f"align is {align!r}; it must be a power of two of at least 8 bytes")
-    options = resolve(StagingOptions, "staging", arguments={"device": None if device == "auto" else device})
+    if isinstance(align, bool) or not isinstance(align, int) or not 8 <= align <= 256 or align & (align - 1):
+        raise ConfigError(f"align is {align!r}; it must be a power of two from 8 to 256 bytes")
+    options = staging_options(device)
     chosen = choose_device(options.device)
     packed = _Packed(list(arrays), align)
     if chosen.index is None:
-        buffer = np.empty(packed.nbytes, np.uint8)
+        buffer = _aligned(packed.nbytes, align)
         packed.fill(buffer, 0)
         buffer.flags.writeable = False
 
@@ -117,23 +118,34 @@ def stage_arrays(arrays: Iterable[npt.NDArray[Any]], *, align: int = 16, device:
         return StagedArrays(buffer, host_view, packed.n, packed.nbytes, str(chosen), "in memory")
 
     from stager.cuda import staging, upload
+    from stager.cuda.watch import Watch
 
-    driver = staging.prepare(chosen.index)
-    watch = upload.Watch(packed.nbytes, options.stall_timeout)
-    memory = upload.allocate(driver, max(packed.nbytes, 1), watch, "free some, or stage the arrays in parts")
-    upload.copy_filled(packed.spans(upload.RING_NBYTES), packed.fill, memory, driver, watch)
+    watch = Watch(packed.nbytes, options.stall_timeout)
+    driver = staging.prepare(chosen.index, watch)
+
+    def copy(memory: Any) -> str:
+        return upload.copy_filled(packed.spans(upload.RING_NBYTES), packed.fill, memory, driver, watch)
+
+    memory, path = upload.load(driver, max(packed.nbytes, 1), watch, "free some, or stage the arrays in parts", copy)
 
     def device_view(memory: Any, i: int) -> Any:
         return staging.array_at(memory, packed.offset(i), *packed.detail(i))
 
-    return StagedArrays(memory, device_view, packed.n, packed.nbytes, str(chosen), "pinned ring")
+    return StagedArrays(memory, device_view, packed.n, packed.nbytes, str(chosen), path)
+
+
+def _aligned(nbytes: int, align: int) -> npt.NDArray[np.uint8]:
+    """An array that NumPy makes the base of every view of it, so that views can be counted."""
+    memory = np.empty(nbytes + align, np.uint8)
+    return np.ndarray(nbytes, np.uint8, memory.data[-memory.ctypes.data % align :])
 
 
 def _check(arrays: list[Any]) -> None:
     for kind in set(map(type, arrays)):
-        if not issubclass(kind, np.ndarray):
+        # A masked array is refused because its mask would be lost.
+        if not issubclass(kind, np.ndarray) or issubclass(kind, np.ma.MaskedArray):
             index = next(i for i, array in enumerate(arrays) if type(array) is kind)
-            raise ConfigError(f"array {index} is a {kind.__name__}; stage_arrays takes NumPy arrays")
+            raise ConfigError(f"array {index} is a {kind.__name__}; stage_arrays takes plain NumPy arrays")
     allowed = {np.dtype(code) for code in "?bBhHiIlLqQefd"}
     if wrong := {array.dtype for array in arrays} - allowed:
         index, dtype = next((i, array.dtype) for i, array in enumerate(arrays) if array.dtype in wrong)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import importlib.metadata
 import importlib.util
+import os
 import re
 from dataclasses import dataclass
 
 from stager.errors import ConfigError, DeviceError
+
+_NO_DEVICE = 100
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,9 @@ def choose_device(device: str) -> Device:
 
 def check_cuda(index: int) -> None:
     """Raise DeviceError unless driver, CuPy and the device are there."""
-    if (n_devices := count_devices()) == 0:
-        raise DeviceError("no GPU: the NVIDIA driver (libcuda.so.1) is missing or shows no device; use device='cpu'")
+    n_devices, trouble = _ask_driver()
+    if n_devices == 0:
+        raise DeviceError(f"no GPU: {trouble}; use device='cpu'")
     cupys = sorted(
         {
             name
@@ -70,11 +74,19 @@ def check_cuda(index: int) -> None:
 
 def count_devices() -> int:
     """GPUs that the driver shows; 0 without a driver. Makes no context."""
+    return _ask_driver()[0]
+
+
+def _ask_driver() -> tuple[int, str]:
+    """Number of GPUs, and why there is none."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return 0
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
-        return 0
-    return count.value
+        return 0, "the NVIDIA driver (libcuda.so.1) is missing"
+    status = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    if status not in (0, _NO_DEVICE):
+        return 0, f"the NVIDIA driver does not start (CUDA error {status}; see nvidia-smi)"
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f" (CUDA_VISIBLE_DEVICES is {visible!r})"
+    return count.value, f"the NVIDIA driver shows no device{hidden}"

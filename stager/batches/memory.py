@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 from stager.config import format_nbytes
 from stager.errors import StagingMemoryError
@@ -21,20 +22,38 @@ def available_nbytes(root: Path = Path("/")) -> int:
                 available = int(line.split()[1]) * 1024
     except OSError:
         pass
-    group = root / "sys/fs/cgroup"
-    for limit, used, stat, cache in (
-        ("memory.max", "memory.current", "memory.stat", "file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_cache"),
-    ):
+    for group, limit, used in _groups(root):
         try:
-            most = int((group / limit).read_text())
-            left = most - int((group / used).read_text())
-            cached = dict(line.split() for line in (group / stat).read_text().splitlines())
-            available = min(available, left + int(cached.get(cache, 0)))
+            left = int((group / limit).read_text()) - int((group / used).read_text())
+            stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         except (OSError, ValueError):
-            # No such controller, or the limit reads "max".
+            # No limit here, or it reads "max".
             continue
-    return available
+        # In version 1 the plain counters leave out the groups below.
+        prefix = "total_" if "total_inactive_file" in stat else ""
+        available = min(
+            available, left + sum(int(stat.get(prefix + name, 0)) for name in ("active_file", "inactive_file"))
+        )
+    return max(0, available)
+
+
+def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
+    """This process's control groups that may limit memory, up to the topmost that is visible here."""
+    try:
+        entries = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        entries = ["0::/", "1:memory:/"]
+    for entry in entries:
+        _, controllers, own = entry.split(":", 2)
+        if controllers == "":
+            mount, limit, used = root / "sys/fs/cgroup", "memory.max", "memory.current"
+        elif "memory" in controllers.split(","):
+            mount, limit, used = root / "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        path = PurePosixPath(own.lstrip("/"))
+        for part in (path, *path.parents):
+            yield mount / part, limit, used
 
 
 def check_host(nbytes: int) -> None:

@@ -59,6 +59,8 @@ class Resident:
         Time that staging took, opening and parsing excluded.
     n_allocations : int
         Device allocations made for the rows.
+    stall_timeout : float
+        Seconds without progress after which uploads to the same device give up.
     """
 
     def __init__(
@@ -69,11 +71,13 @@ class Resident:
         path: str,
         rows: Any,
         memory: Any,
+        *,
         seconds: float = 0.0,
         n_allocations: int = 0,
+        stall_timeout: float = 60.0,
     ) -> None:
         self.pack, self.device, self.placement, self.path = pack, device, placement, path
-        self.seconds, self.n_allocations = seconds, n_allocations
+        self.seconds, self.n_allocations, self.stall_timeout = seconds, n_allocations, stall_timeout
         self._rows, self._memory = rows, memory
         self._closers: list[weakref.WeakMethod[Callable[[], None]]] = []
 
@@ -164,21 +168,30 @@ def stage(
         See :mod:`stager.errors`. After any failure nothing stays allocated or registered, but for what a driver call
         that never returned still uses.
     """
-    options = resolve(
+    return stage_as(source, staging_options(device, placement), progress)
+
+
+def staging_options(device: str = "auto", placement: str = "auto") -> StagingOptions:
+    """The options in force; "auto" leaves a place to the environment."""
+    arguments = {"device": device, "placement": placement}
+    return resolve(
         StagingOptions,
         "staging",
-        arguments={
-            "device": None if device == "auto" else device,
-            "placement": None if placement == "auto" else placement,
-        },
+        arguments={name: None if value == "auto" else value for name, value in arguments.items()},
     )
+
+
+def stage_as(
+    source: PackSource, options: StagingOptions, progress: Callable[[str, int, int], None] | None = None
+) -> Resident:
+    """:func:`stage` with resolved options."""
     chosen = choose_device(options.device)
     pack = as_pack(source, progress)
     if chosen.index is None:
         if options.placement == "device":
             raise ConfigError("placement='device' needs a GPU; on device='cpu' there is only placement='host'")
-        # A plain array over the mapping: NumPy makes it the base of every view, so that views can be counted.
-        rows = np.asarray(pack.rows).view()
+        # An array over a buffer: NumPy makes it the base of every view, so that views can be counted.
+        rows = np.ndarray(pack.rows.shape, np.float32, pack.rows.data)
         return Resident(pack, chosen, "host", "in memory" if pack.path is None else "mapped", rows, rows)
     return _stage_on_gpu(pack, chosen, chosen.index, options, progress)
 
@@ -195,9 +208,25 @@ def as_pack(source: PackSource, progress: Callable[[str, int, int], None] | None
 
 
 def live_views(memory: Any) -> int:
-    """How many arrays still refer to `memory`, when the caller holds one reference and passes it in."""
-    # The caller's name, this function's parameter, and getrefcount's own.
-    return sys.getrefcount(memory) - 3
+    """How many arrays still refer to `memory`, when one variable of the caller refers to it and is passed in."""
+    return _references(memory) - _UNVIEWED
+
+
+def _references(memory: Any) -> int:
+    return sys.getrefcount(memory)
+
+
+def _unviewed() -> int:
+    """References that such a call itself takes; versions of Python differ."""
+    memory = object()
+    return _through_a_call(memory)
+
+
+def _through_a_call(memory: Any) -> int:
+    return _references(memory)
+
+
+_UNVIEWED = _unviewed()
 
 
 def _stage_on_gpu(
@@ -207,16 +236,17 @@ def _stage_on_gpu(
     options: StagingOptions,
     progress: Callable[[str, int, int], None] | None,
 ) -> Resident:
-    from stager.cuda import staging, upload
+    from stager.cuda import staging
+    from stager.cuda.watch import Watch
 
-    driver = staging.prepare(index)
     rows = np.asarray(pack.rows)
+    watch = Watch(rows.nbytes, options.stall_timeout, progress)
+    driver = staging.prepare(index, watch)
     mapped = pack.path is not None
     placement = options.placement
     if placement == "auto":
         placement = "host" if driver.shares_memory else "device"
     started = time.perf_counter()
-    watch = upload.Watch(rows.nbytes, options.stall_timeout, progress)
     if placement == "host":
         check_host(rows.nbytes)
         array, memory, path = staging.in_place(rows, driver, watch, read_only=mapped)
@@ -230,7 +260,17 @@ def _stage_on_gpu(
             n_cores=thread_count(),
             remedy="use placement='host', or select fewer rows",
         )
-    return Resident(pack, device, placement, path, array, memory, time.perf_counter() - started, driver.n_allocations)
+    return Resident(
+        pack,
+        device,
+        placement,
+        path,
+        array,
+        memory,
+        seconds=time.perf_counter() - started,
+        n_allocations=driver.n_allocations,
+        stall_timeout=options.stall_timeout,
+    )
 
 
 def _read_ahead(pack: Pack) -> Callable[[int, int], None]:

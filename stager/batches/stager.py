@@ -7,29 +7,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 
 from stager.batches.batch import About, Batch
+from stager.batches.configured import read_arguments
 from stager.batches.host import HostGather
-from stager.batches.resident import PackSource, Placement, Resident, StagingOptions, stage
-from stager.config import read_toml, resolve
+from stager.batches.resident import PackSource, Placement, Resident, StagingOptions, stage_as, staging_options
 from stager.errors import ClosedError, ConfigError, SampleError
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.order import Order
 from stager.samples.plan import Plan, make_plan
 from stager.samples.select import Select
 from stager.samples.targets import Target
-
-
-class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Table ``[batches]`` of a configuration."""
-
-    window: int
-    batch_size: int
-    seed: int = 0
-    shuffle: Literal["full"] | bool = "full"
-    last: Literal["keep", "drop"] = "keep"
 
 
 class Stager:
@@ -83,6 +72,7 @@ class Stager:
         select: Select = Select(),  # noqa: B008 - frozen
         device: str = "auto",
         placement: Placement = "auto",
+        _staging: StagingOptions | None = None,
     ) -> None:
         if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
             raise SampleError(f"batch_size is {batch_size!r}; it must be an integer of at least 1 sample")
@@ -95,7 +85,10 @@ class Stager:
         self.seed, self.shuffle, self.last, self.batch_size = int(seed), shuffle, last, int(batch_size)
         self.target, self.window = target, window
         self._owned = not isinstance(source, Resident)
-        resident = source if isinstance(source, Resident) else stage(source, device=device, placement=placement)
+        if isinstance(source, Resident):
+            resident = source
+        else:
+            resident = stage_as(source, _staging or staging_options(device, placement))
         self._resident: Resident | None = resident
         try:
             pack = resident.pack
@@ -133,25 +126,8 @@ class Stager:
         ------
         ConfigError
         """
-        tables = read_toml(path)
-        if unknown := sorted(set(tables) - {"source", "batches", "target", "select", "staging", "arena"}):
-            raise ConfigError(f"{path}: there is no table [{unknown[0]}]; see configs/default.toml")
-        source = overrides.pop("source", None)
-        if source is None:
-            if not isinstance(tables.get("source"), str):
-                raise ConfigError(f'{path}: says no source; write source = "bars.pack" above the first table')
-            source = Path(path).parent / tables["source"]
-        made: dict[str, Any] = {name: overrides.pop(name) for name in ("target", "select") if name in overrides}
-        places: dict[str, Any] = {name: overrides.pop(name) for name in ("device", "placement") if name in overrides}
-        if "target" not in made and "target" in tables:
-            made["target"] = resolve(Target, "target", toml=tables["target"])
-        if "select" not in made:
-            made["select"] = resolve(Select, "select", toml=tables.get("select"))
-        if not isinstance(source, Resident):
-            staging = resolve(StagingOptions, "staging", toml=tables.get("staging"), arguments=places)
-            places = {"device": staging.device, "placement": staging.placement}
-        options = resolve(BatchOptions, "batches", toml=tables.get("batches"), arguments=overrides)
-        return cls(source, **msgspec.structs.asdict(options), **made, **places)
+        source, arguments, staging = read_arguments(path, overrides)
+        return cls(source, **arguments, _staging=staging)
 
     @property
     def resident(self) -> Resident:
@@ -187,7 +163,7 @@ class Stager:
         ClosedError
         """
         order = self._order(epoch)
-        if isinstance(start, bool) or not isinstance(start, (int, np.integer)) or not 0 <= start <= len(self):
+        if not _is_index(start, len(self) + 1):
             raise SampleError(f"start is {start!r}; an epoch has batches 0 to {len(self) - 1}")
         return self._serve(int(epoch), int(start), order)
 
@@ -200,11 +176,11 @@ class Stager:
             If there is no such batch or sample.
         """
         order = self._order(epoch)
-        if not 0 <= batch < len(self):
+        if not _is_index(batch, len(self)):
             raise SampleError(f"there is no batch {batch!r}; an epoch has batches 0 to {len(self) - 1}")
         first = batch * self.batch_size
         size = min(self.batch_size, self.n_samples - first)
-        if not 0 <= sample < size:
+        if not _is_index(sample, size):
             raise SampleError(f"there is no sample {sample!r} in batch {batch}; it has samples 0 to {size - 1}")
         return int(order.sample_ids(first + sample, 1)[0])
 
@@ -240,17 +216,25 @@ class Stager:
         return f"<Stager{state}: {self.n_samples:,} samples of {self.window} rows, {len(self):,} batches>"
 
     def _order(self, epoch: int) -> Order:
+        self._check_open()
+        return Order(self.n_samples, self.seed, epoch, self.shuffle)
+
+    def _check_open(self) -> None:
         if self._resident is None or self._resident.closed:
             raise ClosedError("this Stager, or the rows it borrowed, was closed")
-        return Order(self.n_samples, self.seed, epoch, self.shuffle)
 
     def _serve(self, epoch: int, start: int, order: Order) -> Iterator[Batch]:
         stop = min(self.n_samples, len(self) * self.batch_size)
         first = start * self.batch_size
+        # The iterator may be begun, or gone on with, long after it was made.
+        self._check_open()
         for number, (x, y) in enumerate(self._gather.batches(order, first, stop, self.batch_size), start):
             yield Batch(epoch, number, x, y, self._about, order, number * self.batch_size)
-            if self._resident is None or self._resident.closed:
-                raise ClosedError("this Stager, or the rows it borrowed, was closed while batches were served")
+            self._check_open()
+
+
+def _is_index(value: Any, stop: int) -> bool:
+    return not isinstance(value, bool) and isinstance(value, (int, np.integer)) and 0 <= int(value) < stop
 
 
 def _make_gather(resident: Resident, index: SampleIndex) -> Any:
@@ -258,4 +242,4 @@ def _make_gather(resident: Resident, index: SampleIndex) -> Any:
         return HostGather(resident.rows, index)
     from stager.cuda.gather import CudaGather
 
-    return CudaGather(resident.rows, index, resolve(StagingOptions, "staging").stall_timeout)
+    return CudaGather(resident.rows, index, resident.stall_timeout)

@@ -9,13 +9,14 @@ from typing import Any
 import cupy
 from cupy.cuda import runtime
 
-from stager.cuda.upload import RegistrationRefused
-from stager.errors import CaptureActiveError, DeviceError, StagingError, StagingMemoryError
+from stager.cuda.ring import RegistrationRefused
+from stager.errors import CaptureActiveError, DeviceError, StagingError
 
 _READ_ONLY = 0x08
 _PORTABLE = 0x01
 _LEGACY_STREAM = 1
 _CAPTURE_RELAXED = 2
+_OUT_OF_MEMORY = 2
 
 # invalid value, out of memory, operating system, not permitted, not supported, already registered
 _REFUSALS = {1, 2, 304, 800, 801, 712}
@@ -54,6 +55,7 @@ class CudaDriver:
         return bool(self.attribute("CanUseHostPointerForRegisteredMem"))
 
     def free_nbytes(self) -> int:
+        relax_capture()
         with cupy.cuda.Device(self.device):
             return int(runtime.memGetInfo()[0])
 
@@ -63,9 +65,9 @@ class CudaDriver:
         with cupy.cuda.Device(self.device):
             try:
                 memory = cupy.cuda.Memory(nbytes)
-            except cupy.cuda.memory.OutOfMemoryError as error:
-                raise StagingMemoryError(f"the GPU has no {nbytes:,} bytes in one piece: {error}") from error
             except runtime.CUDARuntimeError as error:
+                if error.status == _OUT_OF_MEMORY:
+                    raise MemoryError(str(error)) from error
                 raise StagingError(f"the driver could not allocate {nbytes:,} bytes: {error}") from error
         self.n_allocations += 1
         return memory
@@ -86,11 +88,17 @@ class CudaDriver:
 
     def unregister(self, ptr: int) -> None:
         with cupy.cuda.Device(self.device):
-            runtime.hostUnregister(ptr)
+            try:
+                runtime.hostUnregister(ptr)
+            except runtime.CUDARuntimeError as error:
+                raise StagingError(f"the driver failed to unregister host memory: {error}") from error
 
     def synchronize(self) -> None:
         with cupy.cuda.Device(self.device):
-            runtime.deviceSynchronize()
+            try:
+                runtime.deviceSynchronize()
+            except runtime.CUDARuntimeError as error:
+                raise StagingError(f"the GPU failed: {error}") from error
 
     def lane(self) -> CudaLane:
         return CudaLane(self.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,9 +10,11 @@ from typing import Any, Protocol
 import cupy
 import numpy as np
 import numpy.typing as npt
+from cupy.cuda import runtime
 
 from stager.cuda import upload
 from stager.cuda.driver import CudaDriver
+from stager.cuda.watch import Watch
 from stager.errors import DeviceError
 
 # Mirrors struct Order in gather.cu.
@@ -93,7 +96,7 @@ class CudaGather:
         self._kernels = kernels(device)
         self._window = index.window
         self._pool = cupy.cuda.MemoryPool()
-        self._events: dict[int, Any] = {}
+        self._events: dict[tuple[int, int], Any] = {}
         n_columns = rows.shape[1]
         self._sample_shape = (index.window, n_columns)
         self._row_nbytes = 4 * n_columns
@@ -108,9 +111,12 @@ class CudaGather:
 
     def _upload(self, table: npt.NDArray[Any], stall_timeout: float) -> Any:
         driver = CudaDriver(self._device.id)
-        watch = upload.Watch(table.nbytes, stall_timeout)
-        memory = upload.allocate(driver, table.nbytes, watch, "free some, or serve fewer samples")
-        upload.copy_array(table, memory, driver, watch)
+        watch = Watch(table.nbytes, stall_timeout)
+
+        def copy(memory: Any) -> str:
+            return upload.copy_array(table, memory, driver, watch)
+
+        memory, _ = upload.load(driver, table.nbytes, watch, "free some, or serve fewer samples", copy)
         return cupy.ndarray(table.shape, table.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def batches(self, order: Any, first: int, stop: int, batch_size: int) -> Iterator[tuple[Any, Any]]:
@@ -157,16 +163,21 @@ class CudaGather:
                 (self._lanes, samples),
                 (addresses, x, np.int64(count), np.int32(x[0].size // self._vector)),
             )
-            if stream.ptr not in self._events:
-                self._events[stream.ptr] = (cupy.cuda.Event(disable_timing=True), stream)
-            self._events[stream.ptr][0].record(stream)
+            # The per-thread default stream is another one in each thread, under the same pointer.
+            key = (stream.ptr, threading.get_ident() if stream.ptr == runtime.streamPerThread else 0)
+            if key not in self._events:
+                self._events[key] = (cupy.cuda.Event(disable_timing=True), stream)
+            self._events[key][0].record(stream)
         return x, y
 
     def close(self) -> None:
-        """Wait until every gather queued so far has read its rows."""
+        """Wait until every gather queued so far has read its rows, and give back the tables."""
         with self._device:
-            for event, _ in self._events.values():
+            for event, _ in list(self._events.values()):
                 event.synchronize()
+            self._tables, self._bases, self._y = [], None, None
+            # Free blocks now; those under batches that are still referred to return with them.
+            self._pool.free_all_blocks()
 
 
 def _view(array: Any, first: int, count: int) -> Any:

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any
 
 import cupy
+import numpy as np
 import numpy.typing as npt
 
 from stager.cuda import gather, upload
-from stager.cuda.driver import CudaDriver, check_device, refuse_capture
-from stager.cuda.upload import Watch
+from stager.cuda.driver import CudaDriver, check_device, refuse_capture, relax_capture
+from stager.cuda.watch import Watch, forget
 from stager.errors import StagingError
 
+# The C library may put arrays below this size on one page with others, and a page can be registered only once.
+_OWN_PAGES_NBYTES = 32 << 20
 
-def prepare(device: int) -> CudaDriver:
+
+def prepare(device: int, watch: Watch) -> CudaDriver:
     """The driver calls of a device that staging may use now; its kernels are compiled.
 
     Raises
     ------
-    DeviceError, CaptureActiveError
+    DeviceError, CaptureActiveError, StagingStalled
     """
     check_device(device)
     refuse_capture(device)
-    gather.kernels(device)
+
+    def compile_kernels() -> None:
+        relax_capture()
+        with watch.phase("compile"):
+            gather.kernels(device)
+
+    watch.run([compile_kernels])
     return CudaDriver(device)
 
 
@@ -45,8 +56,13 @@ def to_device(
     memory : the one allocation, which lives as long as an array points into it
     path : str
     """
-    memory = upload.allocate(driver, source.nbytes, watch, remedy)
-    path = upload.copy_array(source, memory, driver, watch, read_ahead=read_ahead, read_only=read_only, n_cores=n_cores)
+
+    def copy(memory: Any) -> str:
+        return upload.copy_array(
+            source, memory, driver, watch, read_ahead=read_ahead, read_only=read_only, n_cores=n_cores
+        )
+
+    memory, path = upload.load(driver, source.nbytes, watch, remedy, copy)
     return _array(source, memory), memory, path
 
 
@@ -60,10 +76,23 @@ def in_place(source: npt.NDArray[Any], driver: CudaDriver, watch: Watch, *, read
     """
     if not driver.reads_registered:
         raise StagingError("this GPU can't read registered host memory by its host address; use placement='device'")
+    if not read_only and source.nbytes < _OWN_PAGES_NBYTES:
+        source = _on_own_pages(source)
     registration = upload.Registration(source, driver)
-    registration.register(watch, read_only=read_only)
+    try:
+        registration.register(watch, read_only=read_only)
+    except BaseException as error:
+        del registration
+        forget(error)
+        raise
     memory = cupy.cuda.UnownedMemory(source.ctypes.data, source.nbytes, registration, driver.device)
     return _array(source, memory), memory, "registered in place"
+
+
+def _on_own_pages(source: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    own = np.frombuffer(mmap.mmap(-1, max(1, source.nbytes)), source.dtype, source.size).reshape(source.shape)
+    np.copyto(own, source)
+    return own
 
 
 def array_at(memory: Any, offset: int, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:

@@ -12,176 +12,49 @@ Nothing here imports CuPy: the driver calls come from :class:`stager.cuda.driver
 
 from __future__ import annotations
 
-import mmap
+import os
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from stager.config import format_nbytes
-from stager.errors import StagingError, StagingMemoryError, StagingStalled
+from stager.cuda.pages import PIECE_NBYTES, Piece, cut
+from stager.cuda.ring import Driver, Fill, Lane, RegistrationRefused, Ring
+from stager.cuda.watch import Watch, forget
+from stager.errors import StagingError, StagingMemoryError
 
-Progress = Callable[[str, int, int], None]
-T = TypeVar("T")
-
-PAGE_NBYTES = 4096
-PIECE_NBYTES = 64 << 20
 RING_NBYTES = 4 << 20
 N_LANES = 8
 RING_CORES = 3
 
-# How long a failed or interrupted upload waits for its lanes; a piece takes milliseconds.
-_GRACE_SECONDS = 10.0
 
+def load(driver: Driver, nbytes: int, watch: Watch, remedy: str, copy: Callable[[Any], str]) -> tuple[Any, str]:
+    """Allocate device memory and have `copy` fill it; after a failure nothing refers to it any more.
 
-class RegistrationRefused(Exception):
-    """The driver will not page-lock this memory; it can still be copied through a pinned buffer."""
+    Returns
+    -------
+    memory : one allocation of exactly `nbytes`
+    path : str
+        What `copy` returned.
 
-
-class Driver(Protocol):
-    """The driver calls that staging makes. `ptr` and `nbytes` are integers; a lane belongs to one thread."""
-
-    def free_nbytes(self) -> int: ...
-    def allocate(self, nbytes: int) -> Any: ...
-    def register(self, ptr: int, nbytes: int, read_only: bool) -> None: ...
-    def unregister(self, ptr: int) -> None: ...
-    def synchronize(self) -> None: ...
-    def lane(self) -> Lane: ...
-
-
-class Lane(Protocol):
-    """A stream of one thread, in relaxed capture mode. Copies are queued under a slot, 0 or 1, and waited for by it."""
-
-    def copy(self, device_ptr: int, host_ptr: int, nbytes: int, slot: int) -> None: ...
-    def wait(self, slot: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Bytes ``first : stop`` of a source, and the whole pages ``page_ptr : page_ptr + page_nbytes`` around them."""
-
-    first: int
-    stop: int
-    page_ptr: int
-    page_nbytes: int
-
-
-def cut(ptr: int, nbytes: int, piece_nbytes: int = PIECE_NBYTES) -> list[Piece]:
-    """Cut a buffer at page boundaries, so that no two pieces share a page and no copy straddles two."""
-    base, end = ptr - ptr % PAGE_NBYTES, ptr + nbytes
-    pieces = []
-    for page in range(base, end, piece_nbytes):
-        stop = min(page + piece_nbytes, -(-end // PAGE_NBYTES) * PAGE_NBYTES)
-        pieces.append(Piece(max(page, ptr) - ptr, min(stop, end) - ptr, page, stop - page))
-    return pieces
-
-
-@dataclass
-class Watch:
-    """Runs work on threads of its own and notices when nothing moves.
-
-    Parameters
-    ----------
-    total_nbytes : int
-    stall_timeout : float
-        Seconds without progress after which :class:`StagingStalled` is raised.
-    progress : callable(phase, done_nbytes, total_nbytes), optional
-        Called on the waiting thread.
+    Raises
+    ------
+    StagingMemoryError
+        With needed and free bytes, and the remedy.
+    StagingError
+        As `copy`.
     """
-
-    total_nbytes: int
-    stall_timeout: float
-    progress: Progress | None = None
-    done_nbytes: int = 0
-    cancelled: bool = False
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-    _beat: float = field(default_factory=time.monotonic)
-    _phases: dict[int, tuple[str, float]] = field(default_factory=dict)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Name what this thread is doing, for the report of a stall."""
-        me = threading.get_ident()
-        self._phases[me] = (name, time.monotonic())
-        try:
-            yield
-        finally:
-            del self._phases[me]
-            self._beat = time.monotonic()
-
-    def advance(self, nbytes: int) -> None:
-        """Count bytes that arrived."""
-        with self._changed:
-            self.done_nbytes += nbytes
-            self._beat = time.monotonic()
-            self._changed.notify_all()
-
-    def run(self, jobs: list[Callable[[], T]]) -> list[T]:
-        """Run `jobs`, a thread each; the first error stops the others and is raised.
-
-        Raises
-        ------
-        StagingStalled
-            The threads keep what they use until their driver call returns.
-        """
-        results: dict[int, T] = {}
-        errors: list[BaseException] = []
-        self._beat = time.monotonic()
-
-        def work(index: int, job: Callable[[], T]) -> None:
-            try:
-                results[index] = job()
-            except BaseException as error:
-                errors.append(error)
-                self.cancelled = True
-            finally:
-                with self._changed:
-                    self._changed.notify_all()
-
-        threads = [
-            threading.Thread(target=work, args=(index, job), name=f"stager-{index}", daemon=True)
-            for index, job in enumerate(jobs)
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            self._wait(threads, errors)
-        except BaseException:
-            self.cancelled = True
-            self._settle(threads)
-            raise
-        if errors:
-            self._settle(threads)
-            raise errors[0]
-        return [results[index] for index in range(len(jobs))]
-
-    def _wait(self, threads: list[threading.Thread], errors: list[BaseException]) -> None:
-        while not errors and any(thread.is_alive() for thread in threads):
-            with self._changed:
-                self._changed.wait(0.05)
-            if self.progress:
-                self.progress(self._oldest()[0], self.done_nbytes, self.total_nbytes)
-            if (age := time.monotonic() - self._beat) > self.stall_timeout:
-                phase, since = self._oldest()
-                raise StagingStalled(
-                    f"no progress for {age:.1f} s in phase {phase!r} (in it for {time.monotonic() - since:.1f} s), "
-                    f"{self.done_nbytes:,} of {self.total_nbytes:,} bytes done; the driver call has not returned, so "
-                    f"its buffers stay until it does. Look at the GPU (nvidia-smi, dmesg), or raise stall_timeout "
-                    f"({self.stall_timeout:g} s)"
-                )
-
-    def _oldest(self) -> tuple[str, float]:
-        return min(list(self._phases.values()), key=lambda item: item[1], default=("wait", time.monotonic()))
-
-    def _settle(self, threads: list[threading.Thread]) -> None:
-        limit = time.monotonic() + min(_GRACE_SECONDS, self.stall_timeout)
-        for thread in threads:
-            thread.join(max(0.0, limit - time.monotonic()))
+    memory = allocate(driver, nbytes, watch, remedy)
+    try:
+        return memory, copy(memory)
+    except BaseException as error:
+        del memory
+        forget(error)
+        raise
 
 
 def allocate(driver: Driver, nbytes: int, watch: Watch, remedy: str) -> Any:
@@ -196,17 +69,17 @@ def allocate(driver: Driver, nbytes: int, watch: Watch, remedy: str) -> Any:
     def job() -> Any:
         with watch.phase("allocate"):
             free = driver.free_nbytes()
+            needed = f"{format_nbytes(nbytes)} ({nbytes:,} bytes) are needed on the GPU"
             if nbytes > free:
+                raise StagingMemoryError(f"{needed}, {format_nbytes(free)} are free; {remedy}")
+            try:
+                return driver.allocate(nbytes)
+            except MemoryError as error:
                 raise StagingMemoryError(
-                    f"{format_nbytes(nbytes)} ({nbytes:,} bytes) are needed on the GPU, {format_nbytes(free)} are "
-                    f"free; {remedy}"
-                )
-            return driver.allocate(nbytes)
+                    f"{needed} in one piece; {format_nbytes(free)} are free, but the driver refused ({error}); {remedy}"
+                ) from error
 
     return watch.run([job])[0]
-
-
-Fill = Callable[[npt.NDArray[np.uint8], int], None]
 
 
 def copy_array(
@@ -238,7 +111,7 @@ def copy_array(
     Returns
     -------
     str
-        The path that ran: "pinned ring", "registered", or both where registering was refused on the way.
+        The path that ran: "pinned ring", "registered", both, or "pageable ring" where the driver pins nothing.
 
     Raises
     ------
@@ -253,8 +126,7 @@ def copy_array(
 
     if n_cores >= RING_CORES:
         spans = [(first, min(first + RING_NBYTES, flat.nbytes)) for first in range(0, flat.nbytes, RING_NBYTES)]
-        copy_filled(spans, fill, memory, driver, watch, n_lanes=n_cores, read_ahead=read_ahead)
-        return "pinned ring"
+        return copy_filled(spans, fill, memory, driver, watch, n_lanes=n_cores, read_ahead=read_ahead)
 
     paths: set[str] = set()
 
@@ -264,7 +136,7 @@ def copy_array(
             with watch.phase("register"):
                 driver.register(piece.page_ptr, piece.page_nbytes, read_only)
         except RegistrationRefused:
-            paths.add("pinned ring")
+            paths.add(ring().path)
             for first in range(piece.first, piece.stop, RING_NBYTES):
                 ring().send(first, min(first + RING_NBYTES, piece.stop), fill)
             return
@@ -280,7 +152,7 @@ def copy_array(
 
     pieces = cut(source.ctypes.data, source.nbytes, piece_nbytes)
     _run_lanes(pieces, send, memory, driver, watch, 2, read_ahead)
-    return " and ".join(sorted(paths, reverse=True)) or "nothing to copy"
+    return _told(paths)
 
 
 def copy_filled(
@@ -292,8 +164,8 @@ def copy_filled(
     *,
     n_lanes: int = N_LANES,
     read_ahead: Callable[[int, int], None] | None = None,
-) -> None:
-    """Fill pinned buffers with the bytes of `spans` and send them; the parameters and errors of :func:`copy_array`.
+) -> str:
+    """Fill pinned buffers with the bytes of `spans` and send them; parameters, result and errors as :func:`copy_array`.
 
     Parameters
     ----------
@@ -302,11 +174,14 @@ def copy_filled(
     fill : callable(out, first)
         Writes the bytes from `first` on into `out`; called by several threads.
     """
+    paths: set[str] = set()
 
     def send(lane: Lane, ring: Callable[[], Ring], span: tuple[int, int]) -> None:
+        paths.add(ring().path)
         ring().send(*span, fill)
 
     _run_lanes(spans, send, memory, driver, watch, min(n_lanes, N_LANES), read_ahead)
+    return _told(paths)
 
 
 def _run_lanes(
@@ -320,7 +195,7 @@ def _run_lanes(
 ) -> None:
     """Have `n_lanes` threads take the parts in turn."""
     queue, lock = iter(parts), threading.Lock()
-    largest = max((stop - first for first, stop in map(_bounds, parts)), default=0)
+    ring_nbytes = min(RING_NBYTES, max((stop - first for first, stop in map(_bounds, parts)), default=0))
 
     def take() -> Any:
         with lock:
@@ -331,12 +206,13 @@ def _run_lanes(
             return part
 
     def job() -> None:
-        lane = driver.lane()
+        with watch.phase("start"):
+            lane = driver.lane()
         rings: list[Ring] = []
 
         def ring() -> Ring:
             if not rings:
-                rings.append(Ring(lane, memory, driver, watch, min(RING_NBYTES, largest)))
+                rings.append(Ring(lane, memory, driver, watch, ring_nbytes))
             return rings[0]
 
         try:
@@ -351,54 +227,12 @@ def _run_lanes(
     watch.run([job] * max(1, min(n_lanes, len(parts))))
 
 
+def _told(paths: set[str]) -> str:
+    return " and ".join(sorted(paths, reverse=True)) or "nothing to copy"
+
+
 def _bounds(part: Any) -> tuple[int, int]:
     return (part.first, part.stop) if isinstance(part, Piece) else part
-
-
-class Ring:
-    """Two pinned buffers of one lane, filled and sent in turn."""
-
-    def __init__(self, lane: Lane, memory: Any, driver: Driver, watch: Watch, nbytes: int) -> None:
-        self._lane, self._memory, self._driver, self._watch = lane, memory, driver, watch
-        nbytes = -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
-        # Anonymous and registered: cudaHostAlloc takes ten times as long for the same memory.
-        self._buffer = np.frombuffer(mmap.mmap(-1, 2 * nbytes), np.uint8)
-        self._halves = (self._buffer[:nbytes], self._buffer[nbytes:])
-        self._sent = [0, 0]
-        self._slot = 0
-        with watch.phase("register"):
-            driver.register(self._buffer.ctypes.data, self._buffer.nbytes, False)
-
-    def send(self, first: int, stop: int, fill: Fill) -> None:
-        """Fill the next half with bytes ``first : stop`` and queue its copy."""
-        if self._watch.cancelled:
-            return
-        self._wait(self._slot)
-        half = self._halves[self._slot][: stop - first]
-        with self._watch.phase("pack"):
-            fill(half, first)
-        self._lane.copy(self._memory.ptr + first, half.ctypes.data, half.nbytes, self._slot)
-        self._sent[self._slot] = half.nbytes
-        self._slot ^= 1
-
-    def drain(self) -> None:
-        """Wait until everything sent has arrived."""
-        self._wait(self._slot)
-        self._wait(self._slot ^ 1)
-
-    def release(self) -> None:
-        """Unregister the buffers, after what still reads them."""
-        for slot in (0, 1):
-            self._lane.wait(slot)
-        with self._watch.phase("unregister"):
-            self._driver.unregister(self._buffer.ctypes.data)
-
-    def _wait(self, slot: int) -> None:
-        with self._watch.phase("copy"):
-            self._lane.wait(slot)
-        if self._sent[slot]:
-            self._watch.advance(self._sent[slot])
-            self._sent[slot] = 0
 
 
 class Registration:
@@ -407,6 +241,7 @@ class Registration:
     def __init__(self, source: npt.NDArray[Any], driver: Driver) -> None:
         self.source, self._driver = source, driver
         self._pages: list[int] = []
+        self._process = os.getpid()
         self._lock = threading.Lock()
 
     def register(self, watch: Watch, *, read_only: bool, piece_nbytes: int = 1 << 30, n_lanes: int = 2) -> None:
@@ -420,8 +255,9 @@ class Registration:
         queue = iter(cut(self.source.ctypes.data, self.source.nbytes, piece_nbytes))
 
         def job() -> None:
-            self._driver.lane()
             try:
+                with watch.phase("start"):
+                    self._driver.lane()
                 while True:
                     with self._lock:
                         piece = None if watch.cancelled else next(queue, None)
@@ -446,16 +282,27 @@ class Registration:
             raise StagingError(
                 f"the driver refuses to register {format_nbytes(self.source.nbytes)} of host memory ({error}), which "
                 f"placement='host' needs; use placement='device', or raise the limit of locked memory (ulimit -l)"
-            ) from error
+            ) from None
 
     def release(self) -> None:
         """Unregister everything, once what is queued on the device has run; no view may be used any more."""
         with self._lock:
             pages, self._pages = self._pages, []
-        if pages:
-            self._driver.synchronize()
+        try:
+            if pages:
+                self._driver.synchronize()
+        finally:
+            self._unregister(iter(pages))
+
+    def _unregister(self, pages: Iterator[int]) -> None:
         for page in pages:
-            self._driver.unregister(page)
+            try:
+                self._driver.unregister(page)
+            except StagingError:
+                self._unregister(pages)  # the others all the same
+                raise
 
     def __del__(self) -> None:
-        self.release()
+        # A forked child has no CUDA, and at exit the driver unregisters by itself.
+        if self._process == os.getpid() and not sys.is_finalizing():
+            self.release()

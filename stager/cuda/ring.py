@@ -1,0 +1,105 @@
+"""The driver calls that staging makes, and the two pinned buffers through which a lane sends."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from stager.cuda.pages import PAGE_NBYTES
+from stager.cuda.watch import Watch
+
+Fill = Callable[[npt.NDArray[np.uint8], int], None]
+
+
+class RegistrationRefused(Exception):
+    """The driver will not page-lock this memory; it can still be copied another way."""
+
+
+class Driver(Protocol):
+    """The driver calls that staging makes. `ptr` and `nbytes` are integers; a lane belongs to one thread.
+
+    ``allocate`` raises MemoryError where the memory is not there, ``register`` RegistrationRefused.
+    """
+
+    def free_nbytes(self) -> int: ...
+    def allocate(self, nbytes: int) -> Any: ...
+    def register(self, ptr: int, nbytes: int, read_only: bool) -> None: ...
+    def unregister(self, ptr: int) -> None: ...
+    def synchronize(self) -> None: ...
+    def lane(self) -> Lane: ...
+
+
+class Lane(Protocol):
+    """A stream of one thread, in relaxed capture mode. Copies are queued under a slot, 0 or 1, and waited for by it."""
+
+    def copy(self, device_ptr: int, host_ptr: int, nbytes: int, slot: int) -> None: ...
+    def wait(self, slot: int) -> None: ...
+
+
+class Ring:
+    """Two pinned buffers of one lane, filled and sent in turn.
+
+    Attributes
+    ----------
+    path : str
+        "pinned ring", or "pageable ring" where the driver won't pin even these: slower, the bytes are the same.
+    """
+
+    def __init__(self, lane: Lane, memory: Any, driver: Driver, watch: Watch, nbytes: int) -> None:
+        self._lane, self._memory, self._driver, self._watch = lane, memory, driver, watch
+        nbytes = -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
+        # Anonymous and registered: cudaHostAlloc takes ten times as long for the same memory.
+        self._buffer = np.frombuffer(mmap.mmap(-1, 2 * nbytes), np.uint8)
+        self._halves = (self._buffer[:nbytes], self._buffer[nbytes:])
+        self._sent = [0, 0]
+        self._slot = 0
+        self.path = "pinned ring"
+        try:
+            with watch.phase("register"):
+                driver.register(self._buffer.ctypes.data, self._buffer.nbytes, False)
+        except RegistrationRefused:
+            self.path = "pageable ring"
+
+    def send(self, first: int, stop: int, fill: Fill) -> None:
+        """Fill the next half with bytes ``first : stop`` and queue its copy."""
+        if self._watch.cancelled:
+            return
+        self._wait(self._slot)
+        half = self._halves[self._slot][: stop - first]
+        with self._watch.phase("pack"):
+            fill(half, first)
+        with self._watch.phase("copy"):
+            self._lane.copy(self._memory.ptr + first, half.ctypes.data, half.nbytes, self._slot)
+        self._sent[self._slot] = half.nbytes
+        self._slot ^= 1
+
+    def drain(self) -> None:
+        """Wait until everything sent has arrived."""
+        self._wait(self._slot)
+        self._wait(self._slot ^ 1)
+
+    def release(self) -> None:
+        """Unregister the buffers, after what still reads them."""
+        try:
+            self._settle(0)
+        finally:
+            try:
+                self._settle(1)
+            finally:
+                if self.path == "pinned ring":
+                    with self._watch.phase("unregister"):
+                        self._driver.unregister(self._buffer.ctypes.data)
+
+    def _wait(self, slot: int) -> None:
+        self._settle(slot)
+        if self._sent[slot]:
+            self._watch.advance(self._sent[slot])
+            self._sent[slot] = 0
+
+    def _settle(self, slot: int) -> None:
+        with self._watch.phase("copy"):
+            self._lane.wait(slot)
