@@ -195,6 +195,15 @@ def block_checksums(file: Path) -> list[str]:
     return parallel(digest, range(-(-file.stat().st_size // BLOCK_NBYTES)))
 
 
+def span(
+    times: npt.NDArray[np.int64], first_rows: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+) -> tuple[str, str]:
+    """First and last time, ISO 8601 UTC, of times that ascend inside each symbol."""
+    ends = np.array([times[first_rows].min(), times[first_rows + counts - 1].max()]).view("datetime64[ns]")
+    first, last = np.datetime_as_string(ends, unit="ns")
+    return f"{first}Z", f"{last}Z"
+
+
 def fingerprint(table: pa.Table, symbols: Sequence[str], counts: npt.NDArray[np.int64]) -> str:
     """Hash over the sorted (symbol, time, float64 values): the same for the same bars, however they were stored."""
     names = table.column_names[1:]

@@ -201,9 +201,6 @@ def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest
         role: Role = "price" if name in layout.PRICES else "volume" if name == "volume" else "other"
         n_missing = 0 if role == "price" else int(np.isnan(layout.contiguous(bars.table, name)).sum())
         columns.append(Column(name, role, n_missing))
-    times = layout.contiguous(bars.table, "time").view("datetime64[ns]")
-    first, last = times[bars.first_rows].min(), times[bars.first_rows + bars.counts - 1].max()
-    span = (f"{np.datetime_as_string(first)}Z", f"{np.datetime_as_string(last)}Z")
     return Manifest(
         format_version=FORMAT_VERSION,
         stager_version=__version__,
@@ -212,7 +209,7 @@ def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest
         interval=bars.interval.text,
         timestamps=bars.timestamps,
         adjustment=bars.adjustment,
-        span=span,
+        span=layout.span(layout.contiguous(bars.table, "time"), bars.first_rows, bars.counts),
         n_rows=bars.table.num_rows,
         n_symbols=len(bars.symbols),
         fingerprint=fingerprint,

@@ -54,14 +54,22 @@ def partial_of(target: Path) -> Iterator[Path]:
         If another process holds it.
     """
     partial = target.with_name(target.name + ".partial")
-    if os.path.lexists(partial) and is_foreign(partial):
-        raise NotAPackError(f"{partial}: is in the way and is no unfinished pack; move it, or choose another -o DIR")
-    partial.mkdir(parents=True, exist_ok=True)
-    lock = os.open(partial, os.O_RDONLY)
+    busy = f"{partial}: another process is packing to this target; wait for it"
+    in_the_way = f"{partial}: is in the way and is no unfinished pack; move it, or choose another place with -o DIR"
     try:
-        # A process that finished meanwhile has moved the directory away with its lock.
+        partial.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise NotAPackError(in_the_way) from None
+    # A process that finishes meanwhile moves the directory away with its lock.
+    try:
+        lock = os.open(partial, os.O_RDONLY)
+    except FileNotFoundError:
+        raise PackError(busy) from None
+    try:
         if not (_lock(lock) and _is_at(lock, partial)):
-            raise PackError(f"{partial}: another process is packing to this target; wait for it")
+            raise PackError(busy)
+        if is_foreign(partial) or partial.is_symlink():
+            raise NotAPackError(in_the_way)
         try:
             for left_over in partial.iterdir():
                 shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()

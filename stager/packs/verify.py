@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from stager.errors import PackDamagedError
+from stager.errors import PackDamagedError, PackError
 from stager.packs import layout
 from stager.packs.layout import Pack
 from stager.packs.manifest import Segment, read_manifest
 
+Progress = Callable[[str, int, int], None]
+
 _CHUNK_ROWS = 1 << 20
 
 
-def verify(path: str | Path, *, progress: Callable[[str, int, int], None] | None = None) -> list[str]:
+def verify(path: str | Path, *, progress: Progress | None = None) -> list[str]:
     """Check all checksums and invariants of a pack.
 
     Parameters
@@ -34,12 +36,20 @@ def verify(path: str | Path, *, progress: Callable[[str, int, int], None] | None
     ------
     NotAPackError, PackVersionError
         If there is nothing to verify. Damage is returned, not raised.
+    PackError
+        If the system refuses to read a file.
     """
     path = Path(path)
     try:
-        manifest = read_manifest(path)
+        return _findings(path, progress)
     except PackDamagedError as error:
         return [str(error)]
+    except OSError as error:
+        raise PackError(f"{path}: can't be read: {error.strerror or error}") from error
+
+
+def _findings(path: Path, progress: Progress | None) -> list[str]:
+    manifest = read_manifest(path)
     findings: list[str] = []
     total = sum(stored.size_nbytes for segment in manifest.segments for stored in segment.files.values())
     done = 0
@@ -49,13 +59,7 @@ def verify(path: str | Path, *, progress: Callable[[str, int, int], None] | None
             done += stored.size_nbytes
             if progress:
                 progress("verify", done, total)
-    if findings:
-        return findings
-    try:
-        pack = layout.open_pack(path)
-    except PackDamagedError as error:
-        return [str(error)]
-    return _broken_invariants(pack)
+    return findings or _broken_invariants(layout.open_pack(path))
 
 
 def _damaged_blocks(path: Path, segment: Segment, name: str) -> list[str]:
@@ -93,6 +97,8 @@ def _broken_invariants(pack: Pack) -> list[str]:
     steps[ends[:-1] - 1] = 1
     if (backwards := np.flatnonzero(steps <= 0)).size:
         findings.append(f"{folder}/bars.arrow: times do not ascend after row {backwards[0]:,}")
+    elif layout.span(pack.times, pack.first_rows, pack.counts) != pack.manifest.span:
+        findings.append(f"{pack.path}/manifest.json: the span is not that of the bars")
     for index, column in enumerate(pack.manifest.columns):
         values, n_missing = pack.column(column.name), 0
         for first in range(0, pack.n_rows, _CHUNK_ROWS):

@@ -338,13 +338,13 @@ def test_a_second_process_is_refused_and_harms_nothing(target: Path, slow_packer
 
 def _race(target: str, symbol: str, barrier: Any, results: Any) -> None:
     table = bar_table({symbol: range(2000)})
-    for _ in range(10):
-        barrier.wait()
+    for _ in range(15):
+        barrier.wait(30)
         try:
             pack(table, target, overwrite=True)
             results.put("packed")
-        except PackError as error:
-            results.put(str(error))
+        except Exception as error:
+            results.put(repr(error))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -355,14 +355,13 @@ def test_two_processes_racing_to_one_target(tmp_path: Path) -> None:
     racers = [context.Process(target=_race, args=(str(target), name, barrier, results)) for name in ("A", "B")]
     for racer in racers:
         racer.start()
-    outcomes = [results.get(timeout=60) for _ in range(20)]
+    outcomes = [results.get(timeout=60) for _ in range(30)]
     for racer in racers:
         racer.join(60)
         assert racer.exitcode == 0
-    # A loser may also find that the winner's rename came between its steps.
-    assert outcomes.count("packed") >= 10
+    assert outcomes.count("packed") >= 15
     for outcome in outcomes:
-        assert outcome == "packed" or "another process" in outcome, outcome
+        assert outcome == "packed" or (outcome.startswith("PackError(") and "another process" in outcome), outcome
     assert verify(target) == []
     assert os.listdir(tmp_path) == ["x.pack"]
 
