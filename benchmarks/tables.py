@@ -1,4 +1,7 @@
-"""Write the tables of README.md from benchmarks/results: ``python benchmarks/tables.py`` (``--check`` only compares)."""
+"""Write the tables of README.md from benchmarks/results; with ``--check`` only compare.
+
+python benchmarks/tables.py
+"""
 
 from __future__ import annotations
 
@@ -68,11 +71,10 @@ def fill(text: str) -> str:
 def main() -> None:
     text = README.read_text(encoding="utf-8")
     filled = fill(text)
-    if "--check" in sys.argv:
-        sys.exit(
-            "README.md: its tables are not those of benchmarks/results; run benchmarks/tables.py" * (filled != text)
-        )
-    README.write_text(filled, encoding="utf-8")
+    if "--check" not in sys.argv:
+        README.write_text(filled, encoding="utf-8")
+    elif filled != text:
+        sys.exit("README.md: its tables are not those of benchmarks/results; run benchmarks/tables.py")
 
 
 if __name__ == "__main__":
