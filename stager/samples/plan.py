@@ -11,6 +11,8 @@ from stager.samples.index import SampleIndex
 from stager.samples.targets import Target
 
 GAPS = (0, 1, 5, 30)
+# Reasons that the user chose.
+SELECTION = ("symbol not selected", "outside the interval")
 
 
 @dataclass(frozen=True)
@@ -58,16 +60,18 @@ class Plan:
 
     @property
     def usable(self) -> float:
-        """Share of rows that end a sample."""
-        return self.n_samples / self.n_rows
+        """Share of the selected rows that end a sample."""
+        selected = self.n_rows - sum(self.reasons[reason] for reason in SELECTION)
+        return self.n_samples / selected
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should look at before training."""
         if self.usable >= 0.7:
             return ()
-        worst = max(self.reasons, key=lambda reason: self.reasons[reason])
-        return (f"only {self.usable:.0%} of the rows end a sample; most are lost to: {worst}",)
+        lost = {reason: n for reason, n in self.reasons.items() if reason not in SELECTION}
+        worst = max(lost, key=lambda reason: lost[reason])
+        return (f"only {self.usable:.0%} of the selected rows end a sample; most are lost to: {worst}",)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
@@ -75,7 +79,8 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
-            ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows ({self.usable:.1%}), {self.n_symbols:,} symbols"),
+            ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
+            ("usable", f"{self.usable:.1%} of the selected rows"),
             ("window", f"{self.window} rows of {', '.join(self.columns)}"),
             ("target", self.target),
             ("batches", f"{self.n_batches:,} of {self.batch_size} an epoch, {format_nbytes(self.batch_nbytes)} each"),
