@@ -29,7 +29,7 @@ import pyarrow as pa
 from stager.bars.interval import Interval
 from stager.bars.threads import parallel
 from stager.errors import PackDamagedError, PackError, PackVersionError
-from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Segment, read_manifest
+from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Segment, read_manifest, settled
 
 __all__ = ["BLOCK_NBYTES", "FORMAT_VERSION", "MANIFEST", "PRICES", "Manifest", "Pack", "open_pack"]
 
@@ -138,6 +138,10 @@ def open_pack(path: str | Path) -> Pack:
         If the system refuses to read a file.
     """
     path = Path(path)
+    return settled(path, lambda: _open(path))
+
+
+def _open(path: Path) -> Pack:
     manifest = read_manifest(path)
     if len(manifest.segments) != 1:
         raise PackVersionError(
@@ -242,7 +246,10 @@ def _map_rows(file: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
         raise PackDamagedError(f"{file}: its header is not that of float32 {shape}; restore it or pack again")
     if offset % 64 or file.stat().st_size != offset + 4 * shape[0] * shape[1]:
         raise PackDamagedError(f"{file}: its size does not fit its header; restore it or pack again")
-    return np.memmap(file, dtype=np.float32, mode="r", offset=offset, shape=shape)
+    try:
+        return np.memmap(file, dtype=np.float32, mode="r", offset=offset, shape=shape)
+    except ValueError as error:  # the file was replaced by a shorter one a moment ago
+        raise PackDamagedError(f"{file}: can't be mapped ({error}); restore it or pack again") from error
 
 
 def _map_arrow(file: Path, fields: dict[str, pa.DataType], n_rows: int) -> pa.Table:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -17,6 +18,7 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 FILES = frozenset({"rows.npy", "bars.arrow", "symbols.arrow"})
 
+T = TypeVar("T")
 Role = Literal["price", "volume", "other"]
 
 _SEGMENT = re.compile(r"segment-[0-9]+")
@@ -134,6 +136,28 @@ def _contradiction(manifest: Manifest) -> str | None:
         if set(segment.files) != FILES:
             return f"segment {segment.name} lists {', '.join(sorted(segment.files))}, not {', '.join(sorted(FILES))}"
     return None
+
+
+def settled(path: Path, look: Callable[[], T]) -> T:
+    """What `look` finds in the pack at `path`, looking again if the pack was replaced meanwhile."""
+    while True:
+        before = _identity(path)
+        try:
+            found = look()
+        except PackError:
+            if _identity(path) == before:
+                raise
+        else:
+            if _identity(path) == before:
+                return found
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 def is_foreign(path: Path) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from stager.errors import PackDamagedError, PackError
 from stager.packs import layout
 from stager.packs.layout import Pack
-from stager.packs.manifest import Segment, read_manifest
+from stager.packs.manifest import Segment, read_manifest, settled
 
 Progress = Callable[[str, int, int], None]
 
@@ -40,15 +40,19 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> list[str]:
         If the system refuses to read a file.
     """
     path = Path(path)
+    return settled(path, lambda: _findings(path, progress))
+
+
+def _findings(path: Path, progress: Progress | None) -> list[str]:
     try:
-        return _findings(path, progress)
+        return _damaged_files(path, progress) or _broken_invariants(layout.open_pack(path))
     except PackDamagedError as error:
         return [str(error)]
     except OSError as error:
         raise PackError(f"{path}: can't be read: {error.strerror or error}") from error
 
 
-def _findings(path: Path, progress: Progress | None) -> list[str]:
+def _damaged_files(path: Path, progress: Progress | None) -> list[str]:
     manifest = read_manifest(path)
     findings: list[str] = []
     total = sum(stored.size_nbytes for segment in manifest.segments for stored in segment.files.values())
@@ -59,7 +63,7 @@ def _findings(path: Path, progress: Progress | None) -> list[str]:
             done += stored.size_nbytes
             if progress:
                 progress("verify", done, total)
-    return findings or _broken_invariants(layout.open_pack(path))
+    return findings
 
 
 def _damaged_blocks(path: Path, segment: Segment, name: str) -> list[str]:

@@ -366,6 +366,28 @@ def test_two_processes_racing_to_one_target(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x.pack"]
 
 
+def test_a_pack_can_be_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "x.pack"
+    map_rows = layout._map_rows
+    replacements = [NEW, OLD, NEW]
+
+    def replace_first(*arguments: Any) -> Any:
+        if replacements:
+            table = replacements.pop()
+            with monkeypatch.context() as inside:
+                inside.setattr(layout, "_map_rows", map_rows)
+                pack(table, target, overwrite=True)
+        return map_rows(*arguments)
+
+    pack(OLD, target)
+    monkeypatch.setattr(layout, "_map_rows", replace_first)
+    found = open_pack(target)
+    assert found.symbols == ("NEW",)
+    assert found.rows[:, 3].tolist() == found.column("close").tolist() == NEW["close"].to_pylist()
+    replacements += [NEW, OLD]
+    assert verify(target) == []
+
+
 def test_a_target_that_appears_meanwhile_is_kept(tmp_path: Path) -> None:
     target = tmp_path / "x.pack"
 
