@@ -124,7 +124,8 @@ def stage_arrays(arrays: Iterable[npt.NDArray[Any]], *, align: int = 16, device:
     driver = staging.prepare(chosen.index, watch)
 
     def copy(memory: Any) -> str:
-        return upload.copy_filled(packed.spans(upload.RING_NBYTES), packed.fill, memory, driver, watch)
+        # NumPy packs one part at a time, so more lanes would only wait for each other.
+        return upload.copy_filled(packed.spans(upload.RING_NBYTES), packed.fill, memory, driver, watch, n_lanes=2)
 
     memory, path = upload.load(driver, max(packed.nbytes, 1), watch, "free some, or stage the arrays in parts", copy)
 

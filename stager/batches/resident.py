@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import sys
 import time
@@ -29,6 +30,7 @@ Placement = Literal["auto", "device", "host"]
 PackSource = str | Path | pa.Table | Pack
 
 _READ_AHEAD_NBYTES = 512 << 20
+_READ_AHEAD_STEP_NBYTES = 16 << 20
 
 
 class StagingOptions(msgspec.Struct, frozen=True):
@@ -278,13 +280,18 @@ def _read_ahead(pack: Pack) -> Callable[[int, int], None]:
     rows: npt.NDArray[np.float32] = pack.rows
     mapping: mmap.mmap = rows._mmap  # type: ignore[attr-defined]
     header = len(mapping) - rows.nbytes
+    address = rows.ctypes.data - header
+    mincore = ctypes.CDLL(None).mincore
+    flags = ctypes.create_string_buffer(1)
     asked = 0
 
     def ask(first: int, stop: int) -> None:
         nonlocal asked
-        limit = min(header + stop + _READ_AHEAD_NBYTES, len(mapping))
-        if limit > asked:
-            mapping.madvise(mmap.MADV_WILLNEED, asked, limit - asked)
-            asked = limit // mmap.PAGESIZE * mmap.PAGESIZE
+        while asked < min(header + stop + _READ_AHEAD_NBYTES, len(mapping)):
+            # The kernel looks at every page that it is asked for, which takes longer than to copy what is there.
+            mincore(ctypes.c_void_p(address + asked), ctypes.c_size_t(mmap.PAGESIZE), flags)
+            if not flags.raw[0] & 1:
+                mapping.madvise(mmap.MADV_WILLNEED, asked, min(_READ_AHEAD_STEP_NBYTES, len(mapping) - asked))
+            asked += _READ_AHEAD_STEP_NBYTES
 
     return ask
