@@ -364,3 +364,40 @@ TestArenaMachine.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TestArenaMachine.pytestmark = [pytest.mark.timeout(3600 if DEEP else 300)]
+
+
+def test_a_million_calls_hand_out_nothing_twice():
+    """Recurring and ever-new sizes, 300 alive, in an arena that is sometimes full; every byte has one owner."""
+    capacity = 8 << 20
+    units = capacity // 512
+    draw = np.random.default_rng(11)
+    n = 1_000_000
+    recurring = np.array([4, 700, 3_000, 48_000])[draw.integers(0, 4, n)]
+    sizes = np.where(draw.random(n) < 0.9, recurring, draw.integers(1, 100_000, n)).tolist()
+    victims = draw.integers(0, 300, n).tolist()
+    taken, none, all_of = bytearray(units), bytes(units), bytes([1]) * units
+    driver = FakeDriver()
+    arena = fake_arena(driver, capacity)
+    alive, places = [None] * 300, [(0, 0)] * 300
+    with arena:
+        malloc = cupy.cuda.get_allocator()
+        for size, victim in zip(sizes, victims, strict=True):
+            alive[victim] = None
+            first, end = places[victim]
+            taken[first:end] = none[first:end]
+            alive[victim] = pointer = malloc(size)
+            first = (pointer.ptr - BASE) >> 9
+            end = first + ((size + 511) >> 9)
+            if not 0 <= first < units:
+                first = end = 0  # overflow
+            assert taken.find(1, first, end) == -1
+            assert end <= units
+            taken[first:end] = all_of[first:end]
+            places[victim] = first, end
+        stats = arena.stats()
+        assert stats.used_nbytes == 512 * sum(taken)
+        assert stats.allocations == n
+        assert 0 < stats.overflows < n // 10
+        pointer = None
+        alive.clear()
+        assert (arena.stats().used_nbytes, arena.stats().overflow_live_nbytes) == (0, 0)
