@@ -63,13 +63,14 @@ def pack_to_gpu(folder: Path, n_gib: float) -> list[dict[str, Any]]:
 
     from stager.cuda import staging, upload
     from stager.cuda.driver import CudaDriver
+    from stager.cuda.pages import cut
+    from stager.cuda.watch import Watch
 
     n_rows = int(n_gib * 2**30 / (4 * N_COLUMNS))
     packing = _pack(bars_table(n_rows, 500, N_COLUMNS), folder / "bars.pack")
-    pack = stager.open_pack(folder / "bars.pack")
-    file, rows = folder / "bars.pack" / "segment-0" / "rows.npy", np.asarray(pack.rows)
-    nbytes = rows.nbytes
-    float(rows[::16].sum())  # into the page cache
+    path = folder / "bars.pack"
+    file = path / "segment-0" / "rows.npy"
+    nbytes = stager.open_pack(path).rows.nbytes
     pinned, target = cupy.cuda.PinnedMemory(1 << 30), cupy.cuda.Memory(1 << 30)
 
     def pinned_copy() -> None:
@@ -102,26 +103,34 @@ def pack_to_gpu(folder: Path, n_gib: float) -> list[dict[str, Any]]:
         torch.cuda.empty_cache()
 
     def forced(n_cores: int) -> Any:
-        watch = upload.Watch(nbytes, 60)
+        watch = Watch(nbytes, 60)
         return staging.to_device(rows, CudaDriver(0), watch, read_only=True, n_cores=n_cores)
 
-    def cold() -> Any:
-        return stager.stage(pack, device="cuda")
+    def ours(**how: Any) -> Any:
+        return stager.stage(path, device="cuda", **how)
 
-    def drop_cache(staged: Any = None) -> None:
-        if staged is not None:
-            staged.close()
+    def close(staged: Any) -> None:
+        staged.close()
+
+    def drop_cache() -> None:
+        # Only pages that no mapping holds are dropped, so this comes before any is opened for good.
         descriptor = os.open(file, os.O_RDONLY)
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         os.close(descriptor)
 
+    cold = []
+    for _ in range(2):
+        drop_cache()
+        cold.append(measure(ours, after=close, repeats=1, warm_up=0)["seconds"])
+    rows = np.asarray(stager.open_pack(path).rows)
+    float(rows[::16].sum())  # into the page cache
     memory_of = [cupy.cuda.Memory(nbytes)]
     driver = CudaDriver(0)
     registration = upload.Registration(rows, driver)
-    registration.register(upload.Watch(nbytes, 60), read_only=True)
+    registration.register(Watch(nbytes, 60), read_only=True)
 
     def transfer() -> None:
-        for piece in upload.cut(rows.ctypes.data, nbytes):
+        for piece in cut(rows.ctypes.data, nbytes):
             n = piece.stop - piece.first
             runtime.memcpyAsync(memory_of[0].ptr + piece.first, rows.ctypes.data + piece.first, n, 1, stream.ptr)
         stream.synchronize()
@@ -130,17 +139,19 @@ def pack_to_gpu(folder: Path, n_gib: float) -> list[dict[str, Any]]:
     transfer_row = timed("the transfer alone, from a registered mapping", transfer)
     registration.release()
     memory_of.clear()
+    slowest = {"seconds": float(np.median(cold)), "min": min(cold), "max": max(cold), "n": len(cold)}
     results += [
         transfer_row,
-        timed("stager.stage", lambda: stager.stage(pack, device="cuda"), lambda staged: staged.close()),
-        timed("the same, placement='host'", lambda: stager.stage(pack, device="cuda", placement="host"),
-              lambda staged: staged.close()),
-        timed(f"pinned ring, {N_LANES} lanes", lambda: forced(N_LANES)),
-        timed("registered piece by piece", lambda: forced(RING_CORES - 1)),
-    ]  # fmt: skip
-    drop_cache()
-    results += [
-        timed("stager.stage, file not in the page cache", cold, drop_cache, repeats=2),
+        timed("stager.stage", ours, close),
+        timed("stager.stage, placement='host'", lambda: ours(placement="host"), close),
+        row(
+            "stager.stage, file not in the page cache",
+            slowest,
+            nbytes=nbytes,
+            of_ceiling=nbytes / slowest["seconds"] / 1e9 / ceiling,
+        ),
+        timed(f"the copy alone, pinned ring of {N_LANES} lanes", lambda: forced(N_LANES)),
+        timed("the copy alone, registered piece by piece", lambda: forced(RING_CORES - 1)),
         timed("np.load + cupy.asarray", asarray, free),
         timed("torch.from_numpy(np.load).cuda()", from_numpy, free),
         row("stager.pack of the same bars, for scale", packing, nbytes=nbytes),
