@@ -138,7 +138,8 @@ def stage_arrays(arrays: Iterable[npt.NDArray[Any]], *, align: int = 16, device:
 def _aligned(nbytes: int, align: int) -> npt.NDArray[np.uint8]:
     """An array that NumPy makes the base of every view of it, so that views can be counted."""
     memory = np.empty(nbytes + align, np.uint8)
-    return np.ndarray(nbytes, np.uint8, memory.data[-memory.ctypes.data % align :])
+    skip = -memory.ctypes.data % align
+    return np.frombuffer(memory.data[skip : skip + nbytes], np.uint8)
 
 
 def _check(arrays: list[Any]) -> None:

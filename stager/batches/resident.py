@@ -188,13 +188,15 @@ def stage_as(
 ) -> Resident:
     """:func:`stage` with resolved options."""
     chosen = choose_device(options.device)
+    if chosen.index is None and options.placement == "device":
+        raise ConfigError("placement='device' needs a GPU; on device='cpu' there is only placement='host'")
     pack = as_pack(source, progress)
     if chosen.index is None:
-        if options.placement == "device":
-            raise ConfigError("placement='device' needs a GPU; on device='cpu' there is only placement='host'")
-        # An array over a buffer: NumPy makes it the base of every view, so that views can be counted.
-        rows = np.ndarray(pack.rows.shape, np.float32, pack.rows.data)
-        return Resident(pack, chosen, "host", "in memory" if pack.path is None else "mapped", rows, rows)
+        # Over a buffer: NumPy makes this array the base of every view, so that views can be counted.
+        flat = np.frombuffer(pack.rows.data, np.float32)
+        path = "in memory" if pack.path is None else "mapped"
+        rows = flat.reshape(pack.rows.shape)
+        return Resident(pack, chosen, "host", path, rows, flat, stall_timeout=options.stall_timeout)
     return _stage_on_gpu(pack, chosen, chosen.index, options, progress)
 
 

@@ -74,8 +74,9 @@ class Stager:
         placement: Placement = "auto",
         _staging: StagingOptions | None = None,
     ) -> None:
-        if isinstance(batch_size, bool) or not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-            raise SampleError(f"batch_size is {batch_size!r}; it must be an integer of at least 1 sample")
+        for name, value, unit in (("batch_size", batch_size, "sample"), ("window", window, "row")):
+            if not _is_index(value, 1 << 62) or value == 0:
+                raise SampleError(f"{name} is {value!r}; it must be an integer of at least 1 {unit}")
         if last not in ("keep", "drop"):
             raise SampleError(f"last is {last!r}; there are 'keep' and 'drop'")
         if isinstance(source, Resident) and (device, placement) != ("auto", "auto"):
