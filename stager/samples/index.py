@@ -107,7 +107,9 @@ def build_index(pack: Pack, window: int, target: Target | None, select: Select) 
     breaks = find_breaks(pack)
     runs = breaks.runs(select.max_gap)
     reasons = dict.fromkeys(REASONS, 0)
-    lows, highs = _candidates(pack, runs, window, select, reasons)
+    # A window longer than the pack is as good as one row longer, and fits int64.
+    n_needed = min(int(window), pack.n_rows + 1)
+    lows, highs = _candidates(pack, runs, n_needed, select, reasons)
     y = state = None
     if target is not None:
         y, state = targets.compute(pack, runs, target)
@@ -118,7 +120,7 @@ def build_index(pack: Pack, window: int, target: Target | None, select: Select) 
     else:
         ok = _covered(lows, highs, pack.n_rows)
         if incomplete:
-            reasons["missing value in the window"] = _drop(ok, ~_complete_windows(pack, incomplete, window))
+            reasons["missing value in the window"] = _drop(ok, ~_complete_windows(pack, incomplete, n_needed))
         if state is not None:
             why = np.bincount(state[ok], minlength=5)
             for code, reason in zip((targets.BEYOND_RUN, targets.MISSING, targets.NOT_POSITIVE, targets.LEFT_OUT),
@@ -131,7 +133,7 @@ def build_index(pack: Pack, window: int, target: Target | None, select: Select) 
     longest = int(runs.counts.max())
     if span_ids[-1] == 0:
         raise SampleError(_no_sample(pack, window, target, select, reasons, longest))
-    return SampleIndex(window, span_rows, span_ids, y, reasons, longest, len(runs), breaks)
+    return SampleIndex(int(window), span_rows, span_ids, y, reasons, longest, len(runs), breaks)
 
 
 def _candidates(

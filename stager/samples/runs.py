@@ -13,6 +13,7 @@ IntArray = npt.NDArray[np.int64]
 
 _CHUNK_ROWS = 1 << 18
 _DAY = 86_400_000_000_000
+_NEW_SYMBOL = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Breaks:
 
     def runs(self, max_gap: int) -> Runs:
         """The runs in which at most `max_gap` bars are missing at a place."""
-        first_rows = self.rows[self.missing > max_gap]
+        first_rows = self.rows[self.missing > min(max_gap, _NEW_SYMBOL - 1)]
         return Runs(first_rows, np.diff(first_rows, append=self.n_rows))
 
 
@@ -72,7 +73,7 @@ def find_breaks(pack: Pack) -> Breaks:
     bar is the next session (week, month) in which any symbol has a bar.
     """
     ticks = _ticks(pack)
-    rows, missing = [pack.first_rows], [np.full(len(pack.first_rows), np.iinfo(np.int64).max)]
+    rows, missing = [pack.first_rows], [np.full(len(pack.first_rows), _NEW_SYMBOL)]
     begins = np.zeros(pack.n_rows + 1, bool)
     begins[pack.first_rows] = True
     for first in range(1, pack.n_rows, _CHUNK_ROWS):

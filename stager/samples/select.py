@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from stager.bars.options import FIRST_YEAR, LAST_YEAR
 from stager.errors import SampleError
 
 
@@ -21,8 +22,9 @@ class Select:
     symbols : sequence of str, optional
         Only these; None for all.
     interval : (start, end), optional
-        Half-open interval of decision instants. ISO 8601 text or ``datetime``; without a zone it is UTC. None at
-        either end leaves it open. A window may begin before `start`.
+        Half-open interval of decision instants. ISO 8601 text, ``datetime``, ``date`` (its first instant) or
+        ``numpy.datetime64``; without a zone it is UTC. None at either end leaves it open. A window may begin before
+        `start`.
     max_gap : int
         Missing bars that a window (and a label) may span at one place.
 
@@ -40,9 +42,11 @@ class Select:
         if self.symbols is not None:
             if isinstance(self.symbols, str):
                 raise SampleError(f"symbols is the text {self.symbols!r}; give a sequence such as ({self.symbols!r},)")
+            if not isinstance(self.symbols, Iterable):
+                raise SampleError(f"symbols is {self.symbols!r}; give a sequence of names")
             object.__setattr__(self, "symbols", tuple(self.symbols))
         if self.interval is not None:
-            if isinstance(self.interval, str) or len(self.interval) != 2:
+            if not isinstance(self.interval, (tuple, list)) or len(self.interval) != 2:
                 raise SampleError(f"interval is {self.interval!r}; give (start, end), half-open")
             object.__setattr__(self, "interval", tuple(self.interval))
             first, last = self.bounds
@@ -62,11 +66,20 @@ class Select:
         )
 
 
-def _nanoseconds(instant: str | dt.datetime) -> int:
+def _nanoseconds(instant: Any) -> int:
     try:
         moment = dt.datetime.fromisoformat(instant) if isinstance(instant, str) else instant
     except ValueError:
-        raise SampleError(f"{instant!r} is no instant; write ISO 8601 such as 2024-01-31T15:30Z") from None
+        moment = None
+    if isinstance(moment, np.datetime64):
+        moment = moment.astype("datetime64[us]").item()
+    if isinstance(moment, dt.date) and not isinstance(moment, dt.datetime):
+        moment = dt.datetime(moment.year, moment.month, moment.day)
+    if not isinstance(moment, dt.datetime):
+        raise SampleError(f"{instant!r} is no instant; write ISO 8601 such as 2024-01-31T15:30Z")
+    # NumPy would wrap instants beyond int64 nanoseconds without a word.
+    if not FIRST_YEAR <= moment.year <= LAST_YEAR:
+        raise SampleError(f"{instant!r} lies outside the years {FIRST_YEAR} to {LAST_YEAR}; None leaves an end open")
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)
     return int(np.datetime64(moment.astimezone(dt.UTC).replace(tzinfo=None), "ns").astype(np.int64))

@@ -65,6 +65,9 @@ class Target:
         kinds = ("return", "log_return", "difference", "direction", "value")
         if self.kind not in kinds:
             raise SampleError(f"target kind is {self.kind!r}; there are: {', '.join(kinds)}")
+        for name, column in (("price", self.price), ("exit", self.exit_column)):
+            if not isinstance(column, str) or not column:
+                raise SampleError(f"target {name} is {column!r}; it must be the name of a column")
         for name, value in (("horizon", self.horizon), ("delay", self.delay)):
             if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
                 raise SampleError(f"target {name} is {value!r}; it must be an integer of at least 0 bars")
@@ -80,7 +83,8 @@ class Target:
             raise SampleError(f"target horizon is {self.horizon}; the exit must lie after the entry")
         if self.classes not in (2, 3):
             raise SampleError(f"target classes is {self.classes!r}; there are 2 and 3")
-        if not (np.isfinite(self.threshold) and self.threshold >= 0):
+        is_number = isinstance(self.threshold, (int, float, np.number)) and not isinstance(self.threshold, bool)
+        if not (is_number and np.isfinite(self.threshold) and self.threshold >= 0):
             raise SampleError(f"target threshold is {self.threshold!r}; it must be a share of at least 0")
         if self.kind != "direction" and (self.threshold or self.classes != 3):
             raise SampleError(f"threshold and classes belong to kind='direction', not to {self.kind!r}")
@@ -88,7 +92,7 @@ class Target:
     @property
     def exit_column(self) -> str:
         """Column of the exit."""
-        return self.exit or self.price
+        return self.price if self.exit is None else self.exit
 
     @property
     def reach(self) -> int:
@@ -158,13 +162,13 @@ def _evaluate(target: Target, entry: FloatArray, leave: FloatArray) -> tuple[Flo
         else:
             move = leave - entry
             values = np.where(np.abs(move) > target.threshold * np.abs(entry), np.sign(move), 0.0)
-            values[np.isnan(move)] = np.nan
             if target.classes == 2:
                 why[values == 0] = LEFT_OUT
     if target.kind == "return":
         why[entry <= 0] = NOT_POSITIVE
     elif target.kind == "log_return":
         why[(entry <= 0) | (leave <= 0)] = NOT_POSITIVE
-    missing = np.isnan(leave) if target.kind == "value" else np.isnan(entry) | np.isnan(leave)
+    # An infinite value is no number to compute with: a finite one divided by it would give a return of -1.
+    missing = ~np.isfinite(leave) if target.kind == "value" else ~(np.isfinite(entry) & np.isfinite(leave))
     why[missing] = MISSING
     return values, why
