@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from stager.bars.threads import thread_count
+from stager.errors import ClosedError
 from stager.samples.index import SampleIndex
 from stager.samples.order import Order
 
@@ -45,17 +47,18 @@ class HostGather:
             rows.reshape(-1), (len(rows) - window + 1, window * n_columns), (4 * n_columns, 4), writeable=False
         )
         self._pool: ThreadPoolExecutor | None = None
+        self._closed = False
+        # Another thread may close while batches are served.
+        self._lock = threading.Lock()
 
     def batches(self, order: Order, first: int, stop: int, batch_size: int) -> Iterator[Group]:
         """The batches at positions ``first : stop`` of an epoch, in order; several share one array."""
         n_threads = min(thread_count(), _MOST_THREADS)
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(n_threads, "stager-gather")
         ahead: deque[tuple[int, Future[Group]]] = deque()
         tasks = self._tasks(order, first, stop, batch_size)
         try:
             for decisions in tasks:
-                ahead.append((len(decisions), self._pool.submit(self._gather, decisions)))
+                ahead.append((len(decisions), self._submit(decisions, n_threads)))
                 if len(ahead) > n_threads:
                     yield from _split(*ahead.popleft(), batch_size)
             while ahead:
@@ -66,10 +69,19 @@ class HostGather:
 
     def close(self) -> None:
         """Wait for gathers that a consumer left behind, and forget the rows."""
+        with self._lock:
+            self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-            self._pool = None
         self._windows = self._windows[:0].copy()
+
+    def _submit(self, decisions: npt.NDArray[np.int64], n_threads: int) -> Future[Group]:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the rows were closed while batches were served")
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(n_threads, "stager-gather")
+            return self._pool.submit(self._gather, decisions)
 
     def _tasks(self, order: Order, first: int, stop: int, batch_size: int) -> Iterator[npt.NDArray[np.int64]]:
         """Decision rows, a task's worth of whole batches at a time."""
