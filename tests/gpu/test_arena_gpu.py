@@ -672,7 +672,6 @@ def test_the_trainer_that_holds_everything_says_so(tmp_path):
     assert "verdict: memory is held by live arrays: " in line
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_trainer_in_full(tmp_path):
     results, _ = crossasset(tmp_path)
