@@ -259,6 +259,7 @@ def _stage_on_gpu(
             rows,
             driver,
             watch,
+            fill=pack.file.read if pack.file else None,
             read_ahead=_read_ahead(pack) if mapped else None,
             read_only=mapped,
             n_cores=thread_count(),

@@ -54,13 +54,14 @@ class Ring:
         nbytes = -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
         # Anonymous and registered: cudaHostAlloc takes ten times as long for the same memory.
         self._buffer = np.frombuffer(mmap.mmap(-1, 2 * nbytes), np.uint8)
-        self._halves = (self._buffer[:nbytes], self._buffer[nbytes:])
+        self._ptr = self._buffer.ctypes.data
+        self._halves = ((self._buffer[:nbytes], self._ptr), (self._buffer[nbytes:], self._ptr + nbytes))
         self._sent = [0, 0]
         self._slot = 0
         self.path = "pinned ring"
+        watch.enter("register")
         try:
-            with watch.phase("register"):
-                driver.register(self._buffer.ctypes.data, self._buffer.nbytes, False)
+            driver.register(self._ptr, self._buffer.nbytes, False)
         except RegistrationRefused:
             self.path = "pageable ring"
 
@@ -68,14 +69,15 @@ class Ring:
         """Fill the next half with bytes ``first : stop`` and queue its copy."""
         if self._watch.cancelled:
             return
-        self._wait(self._slot)
-        half = self._halves[self._slot][: stop - first]
-        with self._watch.phase("pack"):
-            fill(half, first)
-        with self._watch.phase("copy"):
-            self._lane.copy(self._memory.ptr + first, half.ctypes.data, half.nbytes, self._slot)
-        self._sent[self._slot] = half.nbytes
-        self._slot ^= 1
+        slot, nbytes = self._slot, stop - first
+        self._wait(slot)
+        half, ptr = self._halves[slot]
+        self._watch.enter("pack")
+        fill(half[:nbytes], first)
+        self._watch.enter("copy")
+        self._lane.copy(self._memory.ptr + first, ptr, nbytes, slot)
+        self._sent[slot] = nbytes
+        self._slot = slot ^ 1
 
     def drain(self) -> None:
         """Wait until everything sent has arrived."""
@@ -91,8 +93,8 @@ class Ring:
                 self._settle(1)
             finally:
                 if self.path == "pinned ring":
-                    with self._watch.phase("unregister"):
-                        self._driver.unregister(self._buffer.ctypes.data)
+                    self._watch.enter("unregister")
+                    self._driver.unregister(self._ptr)
 
     def _wait(self, slot: int) -> None:
         self._settle(slot)
@@ -101,5 +103,5 @@ class Ring:
             self._sent[slot] = 0
 
     def _settle(self, slot: int) -> None:
-        with self._watch.phase("copy"):
-            self._lane.wait(slot)
+        self._watch.enter("copy")
+        self._lane.wait(slot)

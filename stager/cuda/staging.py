@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from stager.cuda import gather, upload
 from stager.cuda.driver import CudaDriver, check_device, refuse_capture, relax_capture
+from stager.cuda.ring import Fill
 from stager.cuda.watch import Watch, forget
 from stager.errors import StagingError
 
@@ -31,8 +32,8 @@ def prepare(device: int, watch: Watch) -> CudaDriver:
 
     def compile_kernels() -> None:
         relax_capture()
-        with watch.phase("compile"):
-            gather.kernels(device)
+        watch.enter("compile")
+        gather.kernels(device)
 
     watch.run([compile_kernels])
     return CudaDriver(device)
@@ -43,6 +44,7 @@ def to_device(
     driver: CudaDriver,
     watch: Watch,
     *,
+    fill: Fill | None = None,
     read_ahead: Callable[[int, int], None] | None = None,
     read_only: bool = False,
     n_cores: int,
@@ -59,7 +61,7 @@ def to_device(
 
     def copy(memory: Any) -> str:
         return upload.copy_array(
-            source, memory, driver, watch, read_ahead=read_ahead, read_only=read_only, n_cores=n_cores
+            source, memory, driver, watch, fill=fill, read_ahead=read_ahead, read_only=read_only, n_cores=n_cores
         )
 
     memory, path = upload.load(driver, source.nbytes, watch, remedy, copy)

@@ -68,17 +68,17 @@ def allocate(driver: Driver, nbytes: int, watch: Watch, remedy: str) -> Any:
     """
 
     def job() -> Any:
-        with watch.phase("allocate"):
-            free = driver.free_nbytes()
-            needed = f"{format_nbytes(nbytes)} ({nbytes:,} bytes) are needed on the GPU"
-            if nbytes > free:
-                raise StagingMemoryError(f"{needed}, {format_nbytes(free)} are free; {remedy}")
-            try:
-                return driver.allocate(nbytes)
-            except MemoryError as error:
-                raise StagingMemoryError(
-                    f"{needed} in one piece; {format_nbytes(free)} are free, but the driver refused ({error}); {remedy}"
-                ) from error
+        watch.enter("allocate")
+        free = driver.free_nbytes()
+        needed = f"{format_nbytes(nbytes)} ({nbytes:,} bytes) are needed on the GPU"
+        if nbytes > free:
+            raise StagingMemoryError(f"{needed}, {format_nbytes(free)} are free; {remedy}")
+        try:
+            return driver.allocate(nbytes)
+        except MemoryError as error:
+            raise StagingMemoryError(
+                f"{needed} in one piece; {format_nbytes(free)} are free, but the driver refused ({error}); {remedy}"
+            ) from error
 
     return watch.run([job])[0]
 
@@ -89,6 +89,7 @@ def copy_array(
     driver: Driver,
     watch: Watch,
     *,
+    fill: Fill | None = None,
     read_ahead: Callable[[int, int], None] | None = None,
     read_only: bool = False,
     n_cores: int = RING_CORES,
@@ -102,6 +103,8 @@ def copy_array(
     memory : object with ``ptr``
         Device memory of at least ``source.nbytes``. The lanes hold it and the source until their copies are done,
         also when this call has given up on them.
+    fill : callable(out, first), optional
+        Another way to the bytes of the source from `first` on, such as to read the file that it maps.
     read_ahead : callable(first, stop), optional
         Asks the system for bytes of a mapped file before they are touched; called by one lane at a time.
     read_only : bool
@@ -122,9 +125,10 @@ def copy_array(
     """
     flat = source.reshape(-1).view(np.uint8) if source.nbytes else np.empty(0, np.uint8)
 
-    def fill(out: npt.NDArray[np.uint8], first: int) -> None:
+    def copy(out: npt.NDArray[np.uint8], first: int) -> None:
         np.copyto(out, flat[first : first + len(out)])
 
+    fill = fill or copy
     if n_cores >= RING_CORES:
         spans = [(first, min(first + RING_NBYTES, flat.nbytes)) for first in range(0, flat.nbytes, RING_NBYTES)]
         return copy_filled(spans, fill, memory, driver, watch, n_lanes=n_cores, read_ahead=read_ahead)
@@ -133,21 +137,21 @@ def copy_array(
 
     def send(lane: Lane, ring: Callable[[], Ring], piece: Piece) -> None:
         nbytes = piece.stop - piece.first
+        watch.enter("register")
         try:
-            with watch.phase("register"):
-                driver.register(piece.page_ptr, piece.page_nbytes, read_only)
+            driver.register(piece.page_ptr, piece.page_nbytes, read_only)
         except RegistrationRefused:
             paths.add(ring().path)
             for first in range(piece.first, piece.stop, RING_NBYTES):
                 ring().send(first, min(first + RING_NBYTES, piece.stop), fill)
             return
+        watch.enter("copy")
         try:
-            with watch.phase("copy"):
-                lane.copy(memory.ptr + piece.first, source.ctypes.data + piece.first, nbytes, 0)
-                lane.wait(0)
+            lane.copy(memory.ptr + piece.first, source.ctypes.data + piece.first, nbytes, 0)
+            lane.wait(0)
         finally:
-            with watch.phase("unregister"):
-                driver.unregister(piece.page_ptr)
+            watch.enter("unregister")
+            driver.unregister(piece.page_ptr)
         paths.add("registered")
         watch.advance(nbytes)
 
@@ -202,13 +206,13 @@ def _run_lanes(
         with lock:
             part = None if watch.cancelled else next(queue, None)
             if part is not None and read_ahead:
-                with watch.phase("read"):
-                    read_ahead(*_bounds(part))
+                watch.enter("read")
+                read_ahead(*_bounds(part))
             return part
 
     def job() -> None:
-        with watch.phase("start"):
-            lane = driver.lane()
+        watch.enter("start")
+        lane = driver.lane()
         rings: list[Ring] = []
 
         def ring() -> Ring:
@@ -257,15 +261,15 @@ class Registration:
 
         def job() -> None:
             try:
-                with watch.phase("start"):
-                    self._driver.lane()
+                watch.enter("start")
+                self._driver.lane()
                 while True:
                     with self._lock:
                         piece = None if watch.cancelled else next(queue, None)
                     if piece is None:
                         return
-                    with watch.phase("register"):
-                        self._driver.register(piece.page_ptr, piece.page_nbytes, read_only)
+                    watch.enter("register")
+                    self._driver.register(piece.page_ptr, piece.page_nbytes, read_only)
                     with self._lock:
                         self._pages.append(piece.page_ptr)
                     watch.advance(piece.stop - piece.first)

@@ -58,22 +58,30 @@ class Watch:
     total_nbytes: int
     stall_timeout: float
     progress: Progress | None = None
-    done_nbytes: int = 0
     cancelled: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _beat: float = field(default_factory=time.monotonic)
+    # By thread, so that counting and naming take no lock: lanes do it several times a piece.
     _phases: dict[int, tuple[str, float]] = field(default_factory=dict)
+    _done: dict[int, int] = field(default_factory=dict)
     _last_phase: str = "start"
 
-    def phase(self, name: str) -> _Phase:
-        """A context that names what this thread is doing, for the progress and for the report of a stall."""
-        return _Phase(self, name)
+    @property
+    def done_nbytes(self) -> int:
+        """Bytes that have arrived."""
+        return sum(list(self._done.values()))
+
+    def enter(self, phase: str) -> None:
+        """Name what this thread does from here on, for the progress and for the report of a stall."""
+        now = time.monotonic()
+        self._phases[threading.get_ident()] = (phase, now)
+        self._last_phase, self._beat = phase, now
 
     def advance(self, nbytes: int) -> None:
         """Count bytes that arrived."""
-        with self._changed:
-            self.done_nbytes += nbytes
-            self._beat = time.monotonic()
+        me = threading.get_ident()
+        self._done[me] = self._done.get(me, 0) + nbytes
+        self._beat = time.monotonic()
 
     def run(self, jobs: list[Callable[[], T]]) -> list[T]:
         """Run `jobs`, a thread each; the first error stops the others and is raised.
@@ -96,6 +104,7 @@ class Watch:
                 self.cancelled = True
                 errors.append(_leave_thread(error))
             finally:
+                self._phases.pop(threading.get_ident(), None)
                 with self._changed:
                     self._changed.notify_all()
 
@@ -139,23 +148,6 @@ class Watch:
 
     def _oldest(self) -> tuple[str, float]:
         return min(list(self._phases.values()), key=lambda item: item[1], default=(self._last_phase, time.monotonic()))
-
-
-class _Phase:
-    """A plain class: it is entered several times a piece, and a generator takes four times as long."""
-
-    __slots__ = ("_name", "_watch")
-
-    def __init__(self, watch: Watch, name: str) -> None:
-        self._watch, self._name = watch, name
-
-    def __enter__(self) -> None:
-        self._watch._phases[threading.get_ident()] = (self._name, time.monotonic())
-        self._watch._last_phase = self._name
-
-    def __exit__(self, *_: object) -> None:
-        del self._watch._phases[threading.get_ident()]
-        self._watch._beat = time.monotonic()
 
 
 def _join(threads: list[threading.Thread], seconds: float) -> None:

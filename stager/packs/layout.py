@@ -15,7 +15,6 @@ blocks of 64 MiB, so that damage is located, not only found.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 from collections.abc import Sequence
 from functools import cached_property
@@ -30,6 +29,7 @@ from stager.bars.interval import Interval
 from stager.bars.threads import parallel
 from stager.errors import PackDamagedError, PackError, PackVersionError
 from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Segment, read_manifest, settled
+from stager.packs.rows import RowsFile
 
 __all__ = ["BLOCK_NBYTES", "FORMAT_VERSION", "MANIFEST", "PRICES", "Manifest", "Pack", "open_pack"]
 
@@ -55,6 +55,8 @@ class Pack:
         Sorted by text.
     first_rows, counts : (n_symbols,) int64
         Symbol ``i`` owns rows ``first_rows[i] : first_rows[i] + counts[i]``.
+    file : RowsFile or None
+        The file that ``rows`` maps.
     """
 
     def __init__(
@@ -66,9 +68,11 @@ class Pack:
         symbols: tuple[str, ...],
         first_rows: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
+        file: RowsFile | None = None,
     ) -> None:
         self.path, self.manifest, self.rows, self.bars = path, manifest, rows, bars
         self.symbols, self.first_rows, self.counts = symbols, first_rows, counts
+        self.file = file
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -163,7 +167,7 @@ def _open_segment(path: Path, manifest: Manifest, segment: Segment) -> Pack:
             raise PackDamagedError(
                 f"{file}: has {size:,} bytes, the manifest says {stored.size_nbytes:,}; restore it or pack again"
             )
-    rows = _map_rows(folder / "rows.npy", (segment.n_rows, len(manifest.columns)))
+    opened = RowsFile(folder / "rows.npy", (segment.n_rows, len(manifest.columns)))
     fields: dict[str, pa.DataType] = {
         "symbol": pa.dictionary(pa.int32(), pa.string()),
         "time": pa.timestamp("ns", "UTC"),
@@ -180,7 +184,7 @@ def _open_segment(path: Path, manifest: Manifest, segment: Segment) -> Pack:
     ends = np.cumsum(counts)
     if np.any(counts < 1) or np.any(first_rows != ends - counts) or ends[-1] != segment.n_rows:
         raise PackDamagedError(f"{file}: first rows and counts do not cover the rows; pack the bars again")
-    return Pack(path, manifest, rows, bars, symbols, first_rows, counts)
+    return Pack(path, manifest, opened.rows, bars, symbols, first_rows, counts, opened)
 
 
 def block_checksums(file: Path) -> list[str]:
@@ -229,27 +233,6 @@ def _one_nan(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The values; NaN has many bit patterns, and here one."""
     missing = np.isnan(values) if values.dtype == np.float64 else None
     return values if missing is None or not missing.any() else np.where(missing, np.nan, values)
-
-
-def _map_rows(file: Path, shape: tuple[int, int]) -> npt.NDArray[np.float32]:
-    with file.open("rb") as stream:
-        start = stream.read(10)
-        header = stream.read(int.from_bytes(start[8:10], "little"))
-    offset = len(start) + len(header)
-    try:
-        # NumPy's own reader warns about, and repairs, headers that stager never writes.
-        found = ast.literal_eval(header.decode("latin1").strip())
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found = None
-    expected = {"descr": "<f4", "fortran_order": False, "shape": shape}
-    if start[:8] != b"\x93NUMPY\x01\x00" or found != expected:
-        raise PackDamagedError(f"{file}: its header is not that of float32 {shape}; restore it or pack again")
-    if offset % 64 or file.stat().st_size != offset + 4 * shape[0] * shape[1]:
-        raise PackDamagedError(f"{file}: its size does not fit its header; restore it or pack again")
-    try:
-        return np.memmap(file, dtype=np.float32, mode="r", offset=offset, shape=shape)
-    except ValueError as error:  # the file was replaced by a shorter one a moment ago
-        raise PackDamagedError(f"{file}: can't be mapped ({error}); restore it or pack again") from error
 
 
 def _map_arrow(file: Path, fields: dict[str, pa.DataType], n_rows: int) -> pa.Table:

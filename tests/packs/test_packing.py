@@ -368,19 +368,19 @@ def test_two_processes_racing_to_one_target(tmp_path: Path) -> None:
 
 def test_a_pack_can_be_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "x.pack"
-    map_rows = layout._map_rows
+    rows_file = layout.RowsFile
     replacements = [NEW, OLD, NEW]
 
     def replace_first(*arguments: Any) -> Any:
         if replacements:
             table = replacements.pop()
             with monkeypatch.context() as inside:
-                inside.setattr(layout, "_map_rows", map_rows)
+                inside.setattr(layout, "RowsFile", rows_file)
                 pack(table, target, overwrite=True)
-        return map_rows(*arguments)
+        return rows_file(*arguments)
 
     pack(OLD, target)
-    monkeypatch.setattr(layout, "_map_rows", replace_first)
+    monkeypatch.setattr(layout, "RowsFile", replace_first)
     found = open_pack(target)
     assert found.symbols == ("NEW",)
     assert found.rows[:, 3].tolist() == found.column("close").tolist() == NEW["close"].to_pylist()
