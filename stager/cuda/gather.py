@@ -60,6 +60,16 @@ def kernels(device: int) -> dict[str, Any]:
     return _kernels[device]
 
 
+def order_parameters(order: Any) -> npt.NDArray[np.void]:
+    """The kernel's struct Order of a :class:`stager.samples.order.Order`."""
+    parameters = np.zeros((), ORDER)
+    parameters["n"], parameters["left_size"], parameters["right_size"] = order.n, order.left_size, order.right_size
+    if order.shuffle:
+        parameters["n_rounds"] = len(order.keys)
+        parameters["keys"][: len(order.keys)] = order.keys
+    return parameters
+
+
 class Tables(Protocol):
     """What the gather needs of a sample index, see :class:`stager.samples.index.SampleIndex`."""
 
@@ -136,11 +146,6 @@ class CudaGather:
 
     def _group(self, order: Any, first: int, count: int) -> tuple[Any, Any]:
         """x (count, window, n_columns) float32 and y (count,) float32 or None, on the current stream."""
-        parameters = np.zeros((), ORDER)
-        parameters["n"], parameters["left_size"], parameters["right_size"] = order.n, order.left_size, order.right_size
-        if order.shuffle:
-            parameters["n_rounds"] = len(order.keys)
-            parameters["keys"][: len(order.keys)] = order.keys
         with self._device:
             stream = cupy.cuda.get_current_stream()
             with cupy.cuda.using_allocator(self._pool.malloc):
@@ -152,7 +157,7 @@ class CudaGather:
                 (min(_MAX_BLOCKS, -(-count // _THREADS)),),
                 (_THREADS,),
                 (
-                    parameters, np.int64(first), np.int64(count), np.int64(self._window), np.int64(self._row_nbytes),
+                    order_parameters(order), np.int64(first), np.int64(count), np.int64(self._window), np.int64(self._row_nbytes),
                     *self._tables, np.int64(len(self._tables[1])),
                     self._bases, np.int64(self._base_rows), np.uint64(target), addresses, np.uint64(labels),
                 ),
