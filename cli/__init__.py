@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import click
 
 from stager.cli.info import info
+from stager.cli.output import fail
 from stager.cli.pack import pack
 from stager.cli.smoke import smoke
 from stager.cli.verify import verify
@@ -21,8 +23,13 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except StagerError as error:
-            click.echo(f"Error: {error}", err=True)
-            ctx.exit(1)
+            fail(str(error))
+        except OSError as error:
+            # Click ends quietly where a reader such as head has gone; what is left is a full disk and the like.
+            if error.errno == errno.EPIPE:
+                raise
+            fail(f"{error.filename or 'output'}: {error.strerror or error}")
+        ctx.exit(1)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

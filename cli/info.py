@@ -13,7 +13,7 @@ from stager.packs.layout import open_pack
 from stager.samples.summary import Summary, summarise
 
 
-@click.command()
+@click.command(short_help="Tell what a pack holds, and what was decided.")
 @click.argument("pack", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def info(pack: str, as_json: bool) -> None:

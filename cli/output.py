@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 from types import TracebackType
 
+import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
@@ -17,12 +18,22 @@ from stager.config import format_nbytes
 _LINE_SECONDS = 3.0
 
 
+def plain(text: str) -> str:
+    """Text on one line, without what a terminal would obey: file names and cells are data from strangers."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def fail(message: str) -> None:
+    """One line on standard error."""
+    click.echo(f"Error: {plain(message)}", err=True)
+
+
 def print_table(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
     """Print names and values; in a pipe a value stays on its line, whatever its length."""
     console = Console(soft_wrap=True) if not sys.stdout.isatty() else Console()
     if title:
-        console.print(Text(title, style="bold"))
-    pairs = list(rows)
+        console.print(Text(plain(title), style="bold"))
+    pairs = [(name, plain(value)) for name, value in rows]
     if not console.is_terminal:
         width = max(len(name) for name, _ in pairs)
         for name, value in pairs:
@@ -75,5 +86,5 @@ class Reporter:
             self._bar.update(self._tasks[phase], completed=done_nbytes, total=total_nbytes or None)  # type: ignore[arg-type]
         elif (now := time.monotonic()) - self._line >= _LINE_SECONDS:
             self._line = now
-            share = f" ({done_nbytes / total_nbytes:.0%})" if total_nbytes else ""
-            print(f"{phase}: {format_nbytes(done_nbytes)} of {format_nbytes(total_nbytes)}{share}", file=sys.stderr)
+            share = f" of {format_nbytes(total_nbytes)} ({done_nbytes / total_nbytes:.0%})" if total_nbytes else ""
+            print(f"{phase}: {format_nbytes(done_nbytes)}{share}", file=sys.stderr)

@@ -14,20 +14,13 @@ from stager.samples.summary import summarise
 def _columns(ctx: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
     columns: dict[str, str] = {}
     for value in values:
-        role, mark, name = value.partition("=")
-        if not mark or role not in ROLES:
+        role, _, name = value.partition("=")
+        if not name or role not in ROLES:
             raise click.BadParameter(f"{value!r} is not ROLE=NAME with a role of {', '.join(ROLES)}")
+        if role in columns:
+            raise click.BadParameter(f"the role {role} is given twice: {columns[role]!r} and {name!r}")
         columns[role] = name
     return columns
-
-
-def _years(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    first, mark, last = value.partition("-")
-    if not mark or not (first.isdigit() and last.isdigit()):
-        raise click.BadParameter(f"{value!r} is not FIRST-LAST, such as 1950-2030")
-    return int(first), int(last)
 
 
 @click.command()
@@ -43,7 +36,7 @@ def _years(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @click.option("--interval", help="Spacing of the bars: 1min, 5min, 1h, 1d, 1w, 1mo [inferred].")
 @click.option("--adjustment", type=click.Choice(["raw", "split", "total", "unknown"]), default="unknown",
               show_default=True, help="What prices and volume were adjusted for.")  # fmt: skip
-@click.option("--allow-years", callback=_years, metavar="FIRST-LAST", help="Plausible years [1980 to next year].")
+@click.option("--allow-years", nargs=2, type=int, metavar="FIRST LAST", help="Plausible years [1980 to next year].")
 @click.option("--nan", type=click.Choice(["error", "null"]), default="error", show_default=True,
               help="What a literal NaN or infinity in a price is: an error, or no bar.")  # fmt: skip
 @click.option("--delimiter", help="Character between the fields [from the header].")

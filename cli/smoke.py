@@ -10,9 +10,11 @@ from stager.batches.smoke import run_smoke
 from stager.cli.output import Reporter, print_table
 
 
-@click.command()
+@click.command(short_help="Check the whole way on this machine.")
 @click.option("--device", default="cuda", show_default=True, help="cuda, cuda:N, or cpu.")
-@click.option("--rows", type=int, default=2_000_000, show_default=True, help="Rows to pack and stage.")
+@click.option(
+    "--rows", type=click.IntRange(min=1), default=2_000_000, show_default=True, help="Rows to pack and stage."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def smoke(device: str, rows: int, as_json: bool) -> None:
     """Pack, stage, compare every value on the device with the host, and serve an epoch.

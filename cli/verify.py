@@ -6,11 +6,11 @@ import json
 
 import click
 
-from stager.cli.output import Reporter
+from stager.cli.output import Reporter, fail, plain
 from stager.packs.verify import verify as check
 
 
-@click.command()
+@click.command(short_help="Check every checksum and invariant of a pack.")
 @click.argument("pack", type=click.Path())
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def verify(pack: str, as_json: bool) -> None:
@@ -21,8 +21,8 @@ def verify(pack: str, as_json: bool) -> None:
         click.echo(json.dumps({"pack": pack, "ok": not findings, "findings": findings}, indent=2))
     elif findings:
         for finding in findings:
-            click.echo(f"Error: {finding}", err=True)
+            fail(finding)
     else:
-        click.echo(f"{pack}: whole")
+        click.echo(f"{plain(pack)}: whole")
     if findings:
         raise SystemExit(1)

@@ -16,6 +16,7 @@ blocks of 64 MiB, so that damage is located, not only found.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -238,7 +239,7 @@ def _one_nan(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _map_arrow(file: Path, fields: dict[str, pa.DataType], n_rows: int) -> pa.Table:
     remedy = "restore it or pack again"
     try:
-        table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
+        table = pa.ipc.open_file(pa.memory_map(os.fsencode(file))).read_all()  # type: ignore[arg-type]
         fits = table.schema.equals(pa.schema(fields)) and table.num_rows == n_rows
         table.validate()
     except (pa.ArrowException, OSError, ValueError) as error:

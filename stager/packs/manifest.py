@@ -138,6 +138,11 @@ def _contradiction(manifest: Manifest) -> str | None:
     return None
 
 
+def readable(path: str | Path) -> str:
+    """A path as text that JSON can hold: bytes of a name that are no UTF-8 are replaced."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
 def settled(path: Path, look: Callable[[], T]) -> T:
     """What `look` finds in the pack at `path`, looking again if the pack was replaced meanwhile."""
     while True:

@@ -30,6 +30,7 @@ from stager.packs.manifest import (
     Role,
     Segment,
     StoredFile,
+    readable,
     seal,
 )
 from stager.packs.publish import check_target, partial_of, publish, refusing, sync
@@ -133,7 +134,9 @@ def _target(source: Source, out: str | Path | None) -> Path:
         target = Path(out)
         # A link stays: the pack goes where it leads. Names such as ".." have no place beside them.
         return Path(os.path.realpath(target)) if target.is_symlink() or target.name in ("", "..") else target
-    if isinstance(source, (str, Path)) and not any(c in str(source) for c in "*?[") and "://" not in str(source):
+    if isinstance(source, (str, Path)) and (
+        os.path.lexists(source) or not (any(c in str(source) for c in "*?[") or "://" in str(source))
+    ):
         path = Path(source)
         return path.with_name(f"{stem}.pack") if (stem := _ENDINGS.sub("", path.name)).strip(".") else Path("bars.pack")
     raise PackError("several inputs, a glob, a URI or a table have no name of their own; say where to with -o DIR")
@@ -189,7 +192,7 @@ def _write_rows(file: Path, table: pa.Table, n_rows: int, n_columns: int, progre
 
 
 def _write_arrow(file: Path, table: pa.Table) -> None:
-    with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+    with pa.OSFile(os.fsencode(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:  # type: ignore[arg-type]
         writer.write_table(table.combine_chunks())
 
 
@@ -213,7 +216,7 @@ def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest
         n_rows=bars.table.num_rows,
         n_symbols=len(bars.symbols),
         fingerprint=fingerprint,
-        inputs=[Input(i.name, i.size_nbytes, i.n_rows, i.n_dropped) for i in bars.inputs],
+        inputs=[Input(readable(i.name), i.size_nbytes, i.n_rows, i.n_dropped) for i in bars.inputs],
         decisions=[Decision(d.what, d.value, d.source) for d in bars.decisions],
         dropped=dict(bars.dropped),
         warnings=list(bars.warnings),

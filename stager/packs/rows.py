@@ -64,7 +64,7 @@ class RowsFile:
         PackDamagedError
             If the file has become shorter.
         """
-        at, left = self._offset + first, memoryview(out)
+        at, left = self._offset + first, out.data
         while left:
             if not (n_read := os.preadv(self._descriptor, [left], at)):
                 raise PackDamagedError(f"{self._file}: ends too early; it was cut while it was read")

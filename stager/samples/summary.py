@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from stager.packs.layout import Manifest, Pack
+from stager.packs.layout import Pack
+from stager.packs.manifest import Manifest, readable
 from stager.samples.runs import find_breaks
 
 
@@ -46,7 +47,7 @@ def summarise(pack: Pack) -> Summary:
     inside = breaks.missing[breaks.missing < np.iinfo(np.int64).max]
     files = [stored for segment in pack.manifest.segments for stored in segment.files.values()]
     return Summary(
-        path=str(pack.path or "in memory"),
+        path=readable(pack.path or "in memory"),
         n_gaps=len(inside),
         n_missing=int(inside.sum()),
         largest_gap=int(inside.max(initial=0)),
