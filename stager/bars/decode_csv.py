@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import IO, Any, Literal, TypeAlias, cast
@@ -27,7 +27,7 @@ from stager.bars.detect import (
 )
 from stager.bars.options import ReadOptions
 from stager.bars.sources import Opened
-from stager.bars.threads import thread_count
+from stager.bars.threads import parallel, thread_count
 from stager.bars.times import time_type, year_window
 from stager.errors import BarsError
 
@@ -37,8 +37,10 @@ Track: TypeAlias = Callable[[Callable[[], int]], None]
 # A blank before or after a null word is no part of it.
 _NULLS = [padded for word in NULL_WORDS for padded in (word, f" {word}", f"{word} ")] + ["  ", "   "]
 _MiB = 1 << 20
-# Larger files are parsed in segments of about this size, so that progress can be told.
-_SEGMENT_NBYTES = 512 * _MiB
+# A mapped file is parsed in segments, a thread each: Arrow's own threads wait for the one that cuts the blocks. None is
+# so large that progress is told too seldom.
+_SEGMENT_NBYTES = 8 * _MiB
+_MOST_SEGMENT_NBYTES = 256 * _MiB
 
 
 def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
@@ -168,13 +170,16 @@ def _parse(
         return "error" if row.text.strip(" \t") else "skip"
 
     def read(types: dict[str, pa.DataType]) -> pa.Table:
-        tables = [
-            pacsv.read_csv(
-                cast(IO[Any], part),
+        segments = _segments(opened, track)
+
+        def parse(number: int) -> pa.Table:
+            return pacsv.read_csv(
+                cast(IO[Any], segments[number]),
                 read_options=pacsv.ReadOptions(
                     column_names=[str(i) for i in range(len(sample.names))],
                     skip_rows=0 if number else sample.header_line,
                     block_size=block,
+                    use_threads=len(segments) == 1,
                 ),
                 parse_options=pacsv.ParseOptions(delimiter=sample.delimiter, invalid_row_handler=blank_rows),
                 convert_options=pacsv.ConvertOptions(
@@ -184,9 +189,13 @@ def _parse(
                     strings_can_be_null=False,
                 ),
             )
-            for number, part in enumerate(_segments(opened, track))
-        ]
-        return tables[0] if len(tables) == 1 else pa.concat_tables(tables)
+
+        def tell(n_done: int, n_all: int) -> None:
+            track(partial(int, opened.source.size_nbytes * n_done // n_all))
+
+        if len(segments) == 1:
+            return parse(0)
+        return pa.concat_tables(parallel(parse, range(len(segments)), done=tell, threads=thread_count()))
 
     while True:
         try:
@@ -221,26 +230,28 @@ def _parse(
             del types[name], kinds[name]
 
 
-def _segments(opened: Opened, track: Track) -> Iterator[pa.NativeFile]:
+def _segments(opened: Opened, track: Track) -> list[pa.NativeFile]:
     """Streams that together hold the file; each but the first begins at the start of a line."""
     size = opened.source.size_nbytes
-    with opened.stream() as stream:
-        if opened.compression is not None or opened.source.filesystem is not None:
-            track(opened.tell)
-            yield stream
-            return
-        # Arrow reads all of a mapped file at once and parses it later, so that its position tells nothing.
-        cuts = [0]
-        for number in range(1, size // _SEGMENT_NBYTES):
-            stream.seek(size * number // (size // _SEGMENT_NBYTES))
+    stream = opened.stream()
+    if opened.compression is not None or opened.source.filesystem is not None:
+        track(opened.tell)
+        return [stream]
+    n_segments = max(1, min(size // _SEGMENT_NBYTES, 2 * thread_count()))
+    n_segments = max(n_segments, size // _MOST_SEGMENT_NBYTES)
+    with stream:
+        cuts = {0}
+        for number in range(1, n_segments):
+            stream.seek(size * number // n_segments)
             start = stream.tell()
             line_end = stream.read(_MiB).find(b"\n")
             if line_end >= 0 and start + line_end + 1 < size:
-                cuts.append(start + line_end + 1)
-        for first, last in pairwise([*sorted(set(cuts)), size]):
-            track(partial(int, first))
+                cuts.add(start + line_end + 1)
+        segments: list[pa.NativeFile] = []
+        for first, last in pairwise([*sorted(cuts), size]):
             stream.seek(first)
-            yield pa.BufferReader(stream.read_buffer(last - first))
+            segments.append(pa.BufferReader(stream.read_buffer(last - first)))
+        return segments
 
 
 def _trimmed(column: Column, refuse: Callable[[str], BarsError]) -> Column:

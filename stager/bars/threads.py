@@ -11,7 +11,6 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# More threads only wait for each other: what is mapped here is bound by memory.
 _MOST_THREADS = 8
 
 
@@ -23,7 +22,11 @@ def thread_count() -> int:
 
 
 def parallel(
-    function: Callable[[T], R], items: Sequence[T], *, done: Callable[[int, int], None] | None = None
+    function: Callable[[T], R],
+    items: Sequence[T],
+    *,
+    done: Callable[[int, int], None] | None = None,
+    threads: int = _MOST_THREADS,
 ) -> list[R]:
     """``[function(item) for item in items]`` on several cores, this thread included.
 
@@ -33,6 +36,8 @@ def parallel(
     items : sequence
     done : callable, optional
         Called on this thread with (number of items done, number of items).
+    threads : int
+        At most so many. The default is for work that is bound by memory, where more only wait for each other.
 
     Raises
     ------
@@ -60,7 +65,7 @@ def parallel(
 
     helpers = [
         threading.Thread(target=work, name="stager-bars", daemon=True)
-        for _ in range(min(thread_count(), _MOST_THREADS, len(items)) - 1)
+        for _ in range(min(thread_count(), threads, len(items)) - 1)
     ]
     for helper in helpers:
         helper.start()
