@@ -139,6 +139,8 @@ def _exchange(a: Path, b: Path) -> bool:
 def _replace(partial: Path, target: Path) -> None:
     """The same in two steps, the old pack aside in between."""
     old = target.with_name(target.name + ".old")
+    if old.is_dir() and not is_foreign(old):  # left by a process that was killed here
+        shutil.rmtree(old)
     os.rename(target, old)
     try:
         os.rename(partial, target)

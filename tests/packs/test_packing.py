@@ -69,6 +69,21 @@ class TestOverwriting:
         monkeypatch.setattr(publish, "_exchange", lambda a, b: False)
         self.test_it_is_replaced_when_asked(tmp_path)
 
+    def test_what_a_killed_replacement_left_is_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pack(OLD, tmp_path / "x.pack.old")
+        self.test_without_an_atomic_exchange_too(tmp_path, monkeypatch)
+
+    def test_what_is_called_old_is_not_removed_unless_it_is(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(publish, "_exchange", lambda a, b: False)
+        pack(OLD, tmp_path / "x.pack")
+        _write(tmp_path / "x.pack.old" / "precious.txt")
+        before = snapshot(tmp_path)
+        with pytest.raises(PackError, match=r"x\.pack: can't be written"):
+            pack(NEW, tmp_path / "x.pack", overwrite=True)
+        assert snapshot(tmp_path) == before
+
     def test_a_reader_of_the_old_pack_keeps_it(self, tmp_path: Path) -> None:
         old = pack(OLD, tmp_path / "x.pack")
         pack(NEW, tmp_path / "x.pack", overwrite=True)
@@ -347,7 +362,6 @@ def _race(target: str, symbol: str, barrier: Any, results: Any) -> None:
             results.put(repr(error))
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_two_processes_racing_to_one_target(tmp_path: Path) -> None:
     target = tmp_path / "x.pack"
     context = multiprocessing.get_context("spawn")

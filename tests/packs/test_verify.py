@@ -101,6 +101,7 @@ class TestWhatIsNoPack:
         with pytest.raises(PackError, match=r"x\.pack: can't be read: Permission denied"):
             verify(copy)
         everything = True
+        monkeypatch.setattr(Path, "read_bytes", refuse)
         with pytest.raises(PackError, match=r"manifest\.json: can't be read: Permission denied"):
             open_pack(copy)
 
