@@ -128,7 +128,7 @@ def build_index(pack: Pack, window: int, target: Target | None, select: Select) 
                 reasons[reason] = int(why[code])
             ok &= state == targets.VALID
         edges = np.flatnonzero(np.diff(ok, prepend=False, append=False))
-        span_rows, counts = edges[::2], edges[1::2] - edges[::2]
+        span_rows, counts = edges[::2].copy(), edges[1::2] - edges[::2]
     span_ids = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     longest = int(runs.counts.max())
     if span_ids[-1] == 0:
