@@ -116,8 +116,12 @@ class Resident:
         for closer in self._closers:
             if (method := closer()) is not None:
                 method()
-        memory, self._memory, self._rows = self._memory, None, None
-        if views := live_views(memory):
+        rows, memory, self._rows, self._memory = self._rows, self._memory, None, None
+        # CuPy's views refer to the rows as their base, and both to the memory; NumPy's refer to the memory alone.
+        views = live_views(rows)
+        del rows
+        views = max(views, live_views(memory) - (views > 0))
+        if views:
             warnings.warn(
                 f"{views} views of the closed rows are still alive; the memory returns with the last of them",
                 ResourceWarning,

@@ -384,6 +384,34 @@ def test_views_alive_at_close_are_counted_and_stay_right(table, tmp_path, kind):
         np.testing.assert_array_equal(view, right)
 
 
+def test_the_rows_themselves_count_as_a_view(table):
+    resident = stager.stage(table, device="cpu")
+    rows = resident.rows
+    with pytest.warns(ResourceWarning, match="1 views"):
+        resident.close()
+    assert rows[0, 3] == Cut(table, STEPS, 1).x[0, 0, 3]
+
+
+def test_views_that_refer_to_their_base_are_counted_once():
+    """CuPy's arrays at made-up addresses: each view refers to the rows and to the memory."""
+    cupy = pytest.importorskip("cupy")
+    from stager.batches.devices import Device
+    from stager.batches.resident import Resident
+
+    for n in (0, 1, 3):
+        memory = cupy.cuda.UnownedMemory(0x10000, 4000, object(), 0)
+        rows = cupy.ndarray((100, 10), np.float32, cupy.cuda.MemoryPointer(memory, 0))
+        resident = Resident(memory_pack({"A": range(5)}), Device(0, "a test"), "device", "made up", rows, memory)
+        views = [rows[k : k + 5] for k in range(n)]
+        del rows, memory
+        if n:
+            with pytest.warns(ResourceWarning, match=f"{n} views"):
+                resident.close()
+        else:
+            resident.close()
+        assert len(views) == n
+
+
 def test_without_views_closing_is_silent(table):
     for _ in range(3):
         one = Stager(table, window=7, batch_size=16, device="cpu")
