@@ -380,6 +380,25 @@ def test_two_processes_racing_to_one_target(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["x.pack"]
 
 
+def test_an_old_pack_being_deleted_is_no_place_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the exchange the old pack is called x.pack.partial for a moment."""
+    target = tmp_path / "x.pack"
+    pack(OLD, target)
+    rmtree, tried = shutil.rmtree, []
+
+    def intrude(path: Path, **keywords: Any) -> None:
+        if not tried:
+            tried.append(path)
+            with pytest.raises(PackError, match="another process is packing"):
+                pack(OLD, target, overwrite=True)
+        rmtree(path, **keywords)
+
+    monkeypatch.setattr(shutil, "rmtree", intrude)
+    assert pack(NEW, target, overwrite=True).symbols == ("NEW",)
+    assert tried == [tmp_path / "x.pack.partial"]
+    assert os.listdir(tmp_path) == ["x.pack"]
+
+
 def test_a_pack_can_be_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "x.pack"
     rows_file = layout.RowsFile

@@ -147,10 +147,10 @@ def cases(draw: st.DrawFn) -> tuple[Pack, int, Target | None, Select]:
         steps[symbol] = np.cumsum(gaps)[: draw(st.sampled_from(lengths))].tolist()
     n = sum(map(len, steps.values()))
 
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+
     def spoilt(values: list[float], *bad: float) -> list[float]:
-        for row in draw(st.lists(st.integers(0, n - 1), max_size=4)):
-            values[row] = draw(st.sampled_from(bad))
-        return values
+        return [random.choice(bad) if random.random() < 0.1 else value for value in values]
 
     close = [1e6 * k + row for k, some in enumerate(steps.values(), 1) for row in range(len(some))]
     columns = {
@@ -421,6 +421,35 @@ def test_rows_that_were_not_selected_are_not_lost() -> None:
     index = build_index(pack, 3, None, Select(symbols=["A"], interval=(None, "2024-01-01T00:05Z")))
     assert plan_of(pack, index, None).usable == 0.5
     assert "most are lost to: warm-up" in plan_of(pack, index, None).warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry", "leave", "value"),
+    [
+        ("return", 0.0, 5.0, None),
+        ("return", -0.0, 5.0, None),
+        ("return", -2.0, 5.0, None),
+        ("return", 5.0, 0.0, -1.0),
+        ("return", 5.0, -5.0, -2.0),
+        ("log_return", 0.0, 5.0, None),
+        ("log_return", -2.0, -4.0, None),
+        ("log_return", 5.0, 0.0, None),
+        ("difference", -2.0, 0.0, 2.0),
+        ("direction", -2.0, 0.0, 1.0),
+        ("direction", 0.0, 0.0, 0.0),
+        ("value", -2.0, 0.0, 0.0),
+    ],
+)
+def test_prices_that_are_not_positive(kind: Any, entry: float, leave: float, value: float | None) -> None:
+    pack = memory_pack({"A": range(3)}, close=[1.0, entry, leave])
+    target = Target(horizon=1, kind=kind)
+    if value is None:
+        with pytest.raises(SampleError, match="1 rows: base of the target not positive"):
+            build_index(pack, 1, target, Select())
+    else:
+        index = build_index(pack, 1, target, Select())
+        assert index.y is not None
+        assert index.y[0] == value
 
 
 @pytest.mark.parametrize("kind", KINDS)
