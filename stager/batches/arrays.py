@@ -117,7 +117,7 @@ def stage_arrays(arrays: Iterable[npt.NDArray[Any]], *, align: int = 16, device:
 
         return StagedArrays(buffer, host_view, packed.n, packed.nbytes, str(chosen), "in memory")
 
-    from stager.cuda import staging, upload
+    from stager.cuda import device_memory, staging, upload
     from stager.cuda.watch import Watch
 
     watch = Watch(packed.nbytes, options.stall_timeout)
@@ -127,7 +127,9 @@ def stage_arrays(arrays: Iterable[npt.NDArray[Any]], *, align: int = 16, device:
         # NumPy packs one part at a time, so more lanes would only wait for each other.
         return upload.copy_filled(packed.spans(upload.RING_NBYTES), packed.fill, memory, driver, watch, n_lanes=2)
 
-    memory, path = upload.load(driver, max(packed.nbytes, 1), watch, "free some, or stage the arrays in parts", copy)
+    memory, path = device_memory.load(
+        driver, max(packed.nbytes, 1), watch, "free some, or stage the arrays in parts", copy
+    )
 
     def device_view(memory: Any, i: int) -> Any:
         return staging.array_at(memory, packed.offset(i), *packed.detail(i))

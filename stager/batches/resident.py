@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import sys
 import time
 import warnings
@@ -15,12 +13,12 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from stager.bars.threads import thread_count
 from stager.batches.devices import Device, choose_device
 from stager.batches.memory import check_host
+from stager.batches.read_ahead import read_ahead
 from stager.config import resolve
 from stager.errors import ClosedError, ConfigError
 from stager.packs.layout import MANIFEST, Pack, open_pack
@@ -28,9 +26,6 @@ from stager.packs.packing import pack_in_memory
 
 Placement = Literal["auto", "device", "host"]
 PackSource = str | Path | pa.Table | Pack
-
-_READ_AHEAD_NBYTES = 512 << 20
-_READ_AHEAD_STEP_NBYTES = 16 << 20
 
 
 class StagingOptions(msgspec.Struct, frozen=True):
@@ -264,7 +259,7 @@ def _stage_on_gpu(
             driver,
             watch,
             fill=pack.file.read if pack.file else None,
-            read_ahead=_read_ahead(pack) if mapped else None,
+            read_ahead=read_ahead(pack) if mapped else None,
             read_only=mapped,
             n_cores=thread_count(),
             remedy="use placement='host', or select fewer rows",
@@ -280,25 +275,3 @@ def _stage_on_gpu(
         n_allocations=driver.n_allocations,
         stall_timeout=options.stall_timeout,
     )
-
-
-def _read_ahead(pack: Pack) -> Callable[[int, int], None]:
-    """Have the kernel read the mapped rows ahead of the upload, for files that are not in the page cache."""
-    rows: npt.NDArray[np.float32] = pack.rows
-    mapping: mmap.mmap = rows._mmap  # type: ignore[attr-defined]
-    header = len(mapping) - rows.nbytes
-    address = rows.ctypes.data - header
-    mincore = ctypes.CDLL(None).mincore
-    flags = ctypes.create_string_buffer(1)
-    asked = 0
-
-    def ask(first: int, stop: int) -> None:
-        nonlocal asked
-        while asked < min(header + stop + _READ_AHEAD_NBYTES, len(mapping)):
-            # The kernel looks at every page that it is asked for, which takes longer than to copy what is there.
-            mincore(ctypes.c_void_p(address + asked), ctypes.c_size_t(mmap.PAGESIZE), flags)
-            if not flags.raw[0] & 1:
-                mapping.madvise(mmap.MADV_WILLNEED, asked, min(_READ_AHEAD_STEP_NBYTES, len(mapping) - asked))
-            asked += _READ_AHEAD_STEP_NBYTES
-
-    return ask

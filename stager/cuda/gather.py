@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from cupy.cuda import runtime
 
-from stager.cuda import upload
+from stager.cuda import device_memory, upload
 from stager.cuda.driver import CudaDriver
 from stager.cuda.watch import Watch
 from stager.errors import DeviceError
@@ -126,7 +126,7 @@ class CudaGather:
         def copy(memory: Any) -> str:
             return upload.copy_array(table, memory, driver, watch)
 
-        memory, _ = upload.load(driver, table.nbytes, watch, "free some, or serve fewer samples", copy)
+        memory, _ = device_memory.load(driver, table.nbytes, watch, "free some, or serve fewer samples", copy)
         return cupy.ndarray(table.shape, table.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def batches(self, order: Any, first: int, stop: int, batch_size: int) -> Iterator[tuple[Any, Any]]:

@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 import numpy.typing as npt
 
-from stager.cuda import gather, upload
+from stager.cuda import device_memory, gather, upload
 from stager.cuda.driver import CudaDriver, check_device, refuse_capture, relax_capture
 from stager.cuda.ring import Fill
 from stager.cuda.watch import Watch, forget
@@ -64,7 +64,7 @@ def to_device(
             source, memory, driver, watch, fill=fill, read_ahead=read_ahead, read_only=read_only, n_cores=n_cores
         )
 
-    memory, path = upload.load(driver, source.nbytes, watch, remedy, copy)
+    memory, path = device_memory.load(driver, source.nbytes, watch, remedy, copy)
     return _array(source, memory), memory, path
 
 

@@ -24,7 +24,7 @@ import itertools
 
 from staging_fakes import FakeDriver, Gate, at, lanes_end, refuse, without_collector
 
-from stager.cuda import upload
+from stager.cuda import device_memory, upload
 from stager.cuda.pages import PAGE_NBYTES, cut
 from stager.cuda.ring import RegistrationRefused
 from stager.cuda.watch import Watch, forget
@@ -62,7 +62,7 @@ def load(driver, source, n_cores, *, watch=None, timeout=30.0, progress=None, **
     def copy(memory):
         return upload.copy_array(source, memory, driver, watch, n_cores=n_cores, piece_nbytes=PIECE, **options)
 
-    return upload.load(driver, source.nbytes, watch, "try the remedy", copy)
+    return device_memory.load(driver, source.nbytes, watch, "try the remedy", copy)
 
 
 class Held:
@@ -92,7 +92,7 @@ def test_every_byte_arrives_with_the_real_sizes(nbytes, monkeypatch, n_cores):
     monkeypatch.setattr(upload, "RING_NBYTES", 4 << 20)
     driver, source = FakeDriver(), source_of(nbytes)
     watch = Watch(nbytes, 30)
-    memory, _ = upload.load(
+    memory, _ = device_memory.load(
         driver, nbytes, watch, "", lambda memory: upload.copy_array(source, memory, driver, watch, n_cores=n_cores)
     )
     assert np.array_equal(memory.data, source)
@@ -168,7 +168,7 @@ def test_filled_spans_arrive():
     def fill(out, start):
         out[:] = source[start : start + len(out)]
 
-    memory, path = upload.load(
+    memory, path = device_memory.load(
         driver, first, watch, "", lambda memory: upload.copy_filled(spans, fill, memory, driver, watch)
     )
     assert np.array_equal(memory.data, source[:first])
@@ -285,7 +285,7 @@ def test_a_fill_that_fails_leaves_nothing():
 
     def run():
         with pytest.raises(ValueError, match="a source went wrong"):
-            upload.load(
+            device_memory.load(
                 driver, 10 * RING, watch, "", lambda memory: upload.copy_filled(spans, fill, memory, driver, watch)
             )
         lanes_end()
@@ -517,14 +517,14 @@ import sys, time
 sys.path[:0] = [sys.argv[1]]
 import numpy as np
 from staging_fakes import FakeDriver
-from stager.cuda import upload
+from stager.cuda import device_memory, upload
 from stager.cuda.watch import Watch
 driver = FakeDriver()
 driver.before["copy"] = lambda number: (number == 0 and print("copying", flush=True), time.sleep(0.05))
 source = np.ones(1 << 28, np.uint8)
 watch = Watch(source.nbytes, 60)
 try:
-    upload.load(driver, source.nbytes, watch, "", lambda memory: upload.copy_array(
+    device_memory.load(driver, source.nbytes, watch, "", lambda memory: upload.copy_array(
         source, memory, driver, watch, n_cores=int(sys.argv[2]), piece_nbytes=1 << 20))
 except KeyboardInterrupt:
     print("registered", len(driver.registered), "allocated", len(driver.memories), driver.faults, flush=True)

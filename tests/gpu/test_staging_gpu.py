@@ -18,7 +18,7 @@ import stager
 from stager import Stager, Target
 from stager.batches import resident as resident_module
 from stager.batches.smoke import made_up_bars
-from stager.cuda import upload
+from stager.cuda import device_memory, upload
 from stager.cuda.ring import RegistrationRefused
 from stager.cuda.watch import Watch
 from stager.errors import CaptureActiveError, ConfigError, StagingError, StagingMemoryError
@@ -145,7 +145,7 @@ def test_odd_sizes_and_alignments(n_cores, offset):
     for nbytes in (0, 1, 4095, 4096, 4097, upload.RING_NBYTES - 1, upload.RING_NBYTES + 1, 37 * MIB + 5):
         part = source[offset : offset + nbytes]
         watch = Watch(nbytes, 60)
-        memory, _ = upload.load(
+        memory, _ = device_memory.load(
             driver,
             nbytes,
             watch,
