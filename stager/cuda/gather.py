@@ -157,7 +157,8 @@ class CudaGather:
                 (min(_MAX_BLOCKS, -(-count // _THREADS)),),
                 (_THREADS,),
                 (
-                    order_parameters(order), np.int64(first), np.int64(count), np.int64(self._window), np.int64(self._row_nbytes),
+                    order_parameters(order), np.int64(first), np.int64(count),
+                    np.int64(self._window), np.int64(self._row_nbytes),
                     *self._tables, np.int64(len(self._tables[1])),
                     self._bases, np.int64(self._base_rows), np.uint64(target), addresses, np.uint64(labels),
                 ),

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import stager
 from stager.batches import memory
 from stager.batches.memory import available_nbytes, check_host
+from stager.batches.read_ahead import read_ahead
+from stager.batches.smoke import made_up_bars
 from stager.errors import StagingMemoryError
 
 GIB = 1 << 30
@@ -110,6 +114,17 @@ def test_garbage_is_not_counted(tmp_path):
     files = {"proc/meminfo": meminfo(40), **group_v2("sys/fs/cgroup", 10 * GIB, 4 * GIB)}
     files["sys/fs/cgroup/memory.stat"] = "one two three"
     assert available_nbytes(write(tmp_path, files)) == 40 * GIB
+
+
+@pytest.mark.parametrize("step", [1, 7, 10**9])
+def test_every_byte_of_a_mapped_pack_may_be_asked_for_ahead(tmp_path, monkeypatch, step):
+    monkeypatch.setattr("stager.batches.read_ahead._READ_AHEAD_NBYTES", 4096)
+    monkeypatch.setattr("stager.batches.read_ahead._READ_AHEAD_STEP_NBYTES", 8192)
+    pack = stager.pack(made_up_bars(5000, 1), tmp_path / "bars.pack")
+    ask, nbytes = read_ahead(pack), pack.rows.nbytes
+    for first in range(0, nbytes, step * 1000):
+        ask(first, min(first + step * 1000, nbytes))
+    np.testing.assert_array_equal(np.diff(pack.rows[:, 3]), 1)
 
 
 def test_too_little_is_told_with_needed_and_available(monkeypatch):
