@@ -120,7 +120,7 @@ def targets(draw: st.DrawFn) -> Target:
     arguments: dict[str, Any] = {"kind": kind}
     if kind == "direction":
         arguments |= {"threshold": draw(st.sampled_from([0.0, 1e-6, 0.5])), "classes": draw(st.sampled_from([2, 3]))}
-    names = st.sampled_from(["open", "close", "high", "volume", "vwap"])
+    names = st.sampled_from(["volume", "vwap", "open", "close", "high"])
     arguments |= {"price": draw(names), "exit": draw(st.none() | names)}
     arguments |= {"delay": draw(st.integers(0, 3)), "horizon": draw(st.integers(0, 4))}
     is_open = arguments["price"] == "open", (arguments["exit"] or arguments["price"]) == "open"
@@ -136,36 +136,41 @@ def targets(draw: st.DrawFn) -> Target:
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Pack, int, Target | None, Select]:
     window = draw(st.integers(1, 5))
-    target = draw(st.none() | targets())
+    target = draw(targets() | targets() | st.none())
     reach = 0 if target is None else target.delay + target.horizon
-    lengths = sorted(
-        {1, max(1, window - 1), window, max(1, window + reach - 1), window + reach, window + reach + 1, 12}
-    )
+    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+    lengths = sorted({1, max(1, window - 1), window, max(1, window + reach - 1), window + reach, window + reach + 1})
     steps: dict[str, list[int]] = {}
     for symbol in draw(st.lists(st.sampled_from("ABCD"), min_size=1, max_size=3, unique=True)):
-        gaps = draw(st.lists(st.sampled_from([1, 1, 1, 1, 1, 2, 3]), min_size=12 + 5, max_size=12 + 5))
-        steps[symbol] = np.cumsum(gaps)[: draw(st.sampled_from(lengths))].tolist()
-    n = sum(map(len, steps.values()))
-
-    random = np.random.default_rng(draw(st.integers(0, 2**32)))
+        gaps = np.ones(40, np.int64)
+        n_gaps = draw(st.integers(0, 4))
+        gaps[random.integers(0, 40, n_gaps)] = random.integers(2, 5, n_gaps)
+        length = 40 if random.random() < 0.5 else random.choice(lengths)
+        steps[symbol] = np.cumsum(gaps)[:length].tolist()
+    share = random.choice([0.0, 0.02, 0.05])
 
     def spoilt(values: list[float], *bad: float) -> list[float]:
-        return [random.choice(bad) if random.random() < 0.1 else value for value in values]
+        return [random.choice(bad) if random.random() < share else value for value in values]
 
     close = [1e6 * k + row for k, some in enumerate(steps.values(), 1) for row in range(len(some))]
     columns = {
         "close": spoilt(list(close), 0.0, -5.0, 1e-30, 3e38),
         "open": spoilt([value - 0.25 for value in close], 0.0, -1.0),
-        "volume": spoilt([float(row) for row in range(n)], 0.0, NAN, math.inf),
+        "volume": spoilt(random.integers(0, 4, len(close)).astype(float).tolist(), 0.0, NAN, math.inf),
         "vwap": spoilt([value + 0.125 for value in close], NAN, -3e38, math.inf),
     }
     for name in ("volume", "vwap"):  # a column without a value is no column
         if all(map(math.isnan, columns[name])):
             columns[name][0] = 1.0
     pack = memory_pack(steps, **columns)
-    symbols = draw(st.none() | st.lists(st.sampled_from(sorted(steps)), min_size=1, unique=True))
-    bounds = st.none() | st.integers(0, 25).map(lambda n: dt.datetime.fromtimestamp(START // 10**9 + n * 60, dt.UTC))
-    start, end = draw(bounds), draw(bounds)
+    symbols = draw(st.none() | st.none() | st.lists(st.sampled_from(sorted(steps)), min_size=1, unique=True))
+
+    def bound() -> dt.datetime | None:
+        if random.random() < 0.7:
+            return None
+        return dt.datetime.fromtimestamp(START // 10**9 + 60 * int(random.integers(45)), dt.UTC)
+
+    start, end = bound(), bound()
     interval = None if start is not None and end is not None and start >= end else (start, end)
     return pack, window, target, Select(symbols=symbols, interval=interval, max_gap=draw(st.sampled_from([0, 0, 1, 2])))
 
