@@ -65,8 +65,6 @@ def pack_to_gpu(folder: Path, n_gib: float) -> list[dict[str, Any]]:
     from stager.cuda.driver import CudaDriver
     from stager.cuda.pages import cut
     from stager.cuda.watch import Watch
-    from stager.cuda.pages import cut
-    from stager.cuda.watch import Watch
 
     n_rows = int(n_gib * 2**30 / (4 * N_COLUMNS))
     packing = _pack(bars_table(n_rows, 500, N_COLUMNS), folder / "bars.pack")
@@ -153,7 +151,12 @@ def pack_to_gpu(folder: Path, n_gib: float) -> list[dict[str, Any]]:
         transfer_row,
         timed("stager.stage", ours, close),
         timed("stager.stage, placement='host'", lambda: ours(placement="host"), close),
-        row("stager.stage, file not in the page cache", slowest, nbytes=nbytes, of_ceiling=nbytes / slowest["seconds"] / 1e9 / ceiling),
+        row(
+            "stager.stage, file not in the page cache",
+            slowest,
+            nbytes=nbytes,
+            of_ceiling=nbytes / slowest["seconds"] / 1e9 / ceiling,
+        ),
         timed(f"the copy alone, pinned ring of {N_LANES} lanes", lambda: forced(N_LANES)),
         timed("the copy alone, registered piece by piece", lambda: forced(RING_CORES - 1)),
         timed("np.load + cupy.asarray", asarray, free),

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from stager.cli.arena_report import arena_report
 from stager.cli.info import info
 from stager.cli.output import fail
 from stager.cli.pack import pack
@@ -38,5 +39,5 @@ def main() -> None:
     """Stage market bars on the GPU once; train at memory speed."""
 
 
-for _command in (info, pack, smoke, verify):
+for _command in (arena_report, info, pack, smoke, verify):
     main.add_command(_command)

@@ -17,8 +17,9 @@
     │   ├── StagingMemoryError (MemoryError)
     │   └── CaptureActiveError
     ├── ClosedError (RuntimeError)        used after close()
-    └── ArenaError (RuntimeError)         the arena was used against its contract
-        └── ArenaEscapeError
+    ├── ArenaError (RuntimeError)         the arena was used against its contract
+    │   └── ArenaEscapeError
+    └── TimelineError (ValueError)        a file is no timeline of an arena
 
 Each class also inherits the built-in error in brackets, so a caller may catch either. Running out of device memory
 inside the arena is CuPy's ``OutOfMemoryError``, because CuPy's own code catches exactly that.
@@ -118,3 +119,10 @@ class ArenaError(StagerError, RuntimeError):
 
 class ArenaEscapeError(ArenaError):
     """Memory of a step outlived it, and ``on_escape="raise"`` was asked for."""
+
+
+class TimelineError(StagerError, ValueError):
+    """A file is no timeline of an arena; the message begins with the file, and the line where there is one."""
+
+    def __init__(self, message: str, *, path: str | Path, line: int | None = None) -> None:
+        super().__init__(f"{path}: {message}" if line is None else f"{path}:{line}: {message}")

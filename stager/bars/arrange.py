@@ -114,7 +114,7 @@ def arrange(
             nbytes = n_rows * 8 * (n_columns + 1)
             done(nbytes * n_done // n_all, nbytes)
 
-    parallel(place, range(len(ranges)), done=report)
+    parallel(place, range(len(ranges)), done=report, threads=thread_count())
     arranged = Arranged(times, columns, first_rows, counts)
     late = _not_ascending(arranged)
     if len(late):

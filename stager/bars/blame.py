@@ -14,8 +14,6 @@ from stager.bars.sources import Opened, lines
 from stager.bars.times import time_fault, time_type
 from stager.errors import BarsError
 
-_WORDS = pa.array(NULL_WORDS)
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -129,7 +127,9 @@ def first_bad(cells: pa.Array[Any], kind: Literal["time", "text", "number"], fir
         return -1
     target = pa.float64() if kind == "number" else time_type(time_form(first or ""))
     trimmed = cells if kind == "time" else pc.ascii_trim(cells, characters=" \t")
-    trimmed = pc.if_else(pc.is_in(trimmed, value_set=_WORDS), pa.scalar(None, pa.string()), trimmed)
+    # Not at import: the first pa.array() loads pandas where it is installed.
+    words = pa.array(NULL_WORDS)
+    trimmed = pc.if_else(pc.is_in(trimmed, value_set=words), pa.scalar(None, pa.string()), trimmed)
     if _converts(trimmed, target):
         return -1
     low, high = 0, len(trimmed)

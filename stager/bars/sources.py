@@ -63,7 +63,7 @@ class BarFile:
         """The bytes as they are; a local file is mapped."""
         try:
             if self.filesystem is None:
-                return pa.memory_map(self.path, "r")
+                return pa.memory_map(os.fsencode(self.path), "r")  # type: ignore[arg-type]
             return self.filesystem.open_input_file(self.path)
         except (OSError, pa.ArrowException) as error:
             raise BarsError(f"can't be opened: {_reason(error)}", path=self.name) from None

@@ -13,7 +13,7 @@ from stager.errors import ConfigError
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
-_TABLES = {"source", "batches", "target", "select", "staging", "arena"}
+_TABLES = {"source", "batches", "target", "select", "staging", "arena", "overflow"}
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):

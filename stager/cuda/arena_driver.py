@@ -9,6 +9,8 @@ from typing import Any
 import cupy
 from cupy.cuda import runtime
 
+from stager.cuda.capture import relaxed
+
 DEVICE_ERROR: type[Exception] = runtime.CUDARuntimeError
 _PINNED, _NO_HANDLE, _ON_DEVICE = 1, 0, 1  # cudaMemAllocationType, cudaMemHandleType, cudaMemLocationType
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
@@ -38,7 +40,8 @@ class Driver:
 
     def memory(self) -> tuple[int, int]:
         """Free and total bytes of the current device."""
-        free, total = runtime.memGetInfo()
+        with relaxed():
+            free, total = runtime.memGetInfo()
         return int(free), int(total)
 
     def slab(self, nbytes: int) -> Any:
@@ -68,25 +71,28 @@ class Driver:
 
     def pool_create(self, device: int, keep_nbytes: int) -> int:
         """A memory pool of our own that keeps up to ``keep_nbytes`` of freed memory."""
-        pool: int = runtime.memPoolCreate(runtime.MemPoolProps(_PINNED, _NO_HANDLE, _ON_DEVICE, device))
-        runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReleaseThreshold, keep_nbytes)
-        return pool
+        with relaxed():
+            pool: int = runtime.memPoolCreate(runtime.MemPoolProps(_PINNED, _NO_HANDLE, _ON_DEVICE, device))
+            runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReleaseThreshold, keep_nbytes)
+            return pool
 
     def pool_malloc(self, nbytes: int, pool: int, stream: Any) -> int:
         """Address of ``nbytes`` that may be used on ``stream`` from here on."""
-        return int(runtime.mallocFromPoolAsync(nbytes, pool, stream.ptr))
+        with relaxed():
+            return int(runtime.mallocFromPoolAsync(nbytes, pool, stream.ptr))
 
     def pool_free(self, start: int, stream: Any, device: int) -> None:
         """Free in the order of ``stream``."""
         current = runtime.getDevice()
-        if current == device:
-            runtime.freeAsync(start, stream.ptr)
-            return
-        runtime.setDevice(device)
-        try:
-            runtime.freeAsync(start, stream.ptr)
-        finally:
-            runtime.setDevice(current)
+        with relaxed():
+            if current == device:
+                runtime.freeAsync(start, stream.ptr)
+                return
+            runtime.setDevice(device)
+            try:
+                runtime.freeAsync(start, stream.ptr)
+            finally:
+                runtime.setDevice(current)
 
     def free_after_device(self, start: int, device: int) -> None:
         """Free what has lost its stream, once the device is idle."""
@@ -96,7 +102,8 @@ class Driver:
 
     def pool_trim(self, pool: int) -> None:
         """Give the pool's unused memory back."""
-        runtime.memPoolTrimTo(pool, 0)
+        with relaxed():
+            runtime.memPoolTrimTo(pool, 0)
 
     def pool_reserved(self, pool: int) -> int:
         """Bytes that the pool holds on the device, used or not."""

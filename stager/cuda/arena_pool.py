@@ -191,7 +191,11 @@ class Pool:
         device, slow, miss = self.device, self._slow, self._miss
 
         def malloc(nbytes: int) -> Any:
-            if current() is gate.stream:
+            try:
+                here = current()
+            except DEVICE_ERROR:  # a forked child, which the slow path tells
+                return slow(nbytes, visit)
+            if here is gate.stream:
                 size = (nbytes + 511) & -512
                 try:
                     start = bins[size].pop()

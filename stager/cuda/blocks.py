@@ -9,7 +9,6 @@ each freed block looks up its neighbours, so that the work follows the blocks fr
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from itertools import compress
 
 UNIT = 512
 """Alignment and granularity of every block, in bytes, as CuPy's own pool has it."""
@@ -112,8 +111,10 @@ class Blocks:
         """
         freed: dict[int, int] = {}
         bins, of_size = self.bins, self.of_size
-        for size in list(compress(bins, bins.values())):
-            stack = bins[size]
+        # A copy, made in one step: destructors that garbage collection runs in between may add a bin.
+        for size, stack in bins.copy().items():
+            if not stack:
+                continue
             moved = 0
             while stack:
                 try:
@@ -185,7 +186,7 @@ class Blocks:
 
     def binned(self) -> tuple[int, int]:
         """Number and bytes of the blocks that lie in bins."""
-        counts = [(size, len(stack)) for size, stack in list(self.bins.items())]
+        counts = [(size, len(stack)) for size, stack in self.bins.copy().items()]
         return sum(count for _, count in counts), sum(size * count for size, count in counts)
 
     def live(self) -> tuple[int, int]:
@@ -196,7 +197,7 @@ class Blocks:
 
     def free_blocks(self) -> list[tuple[int, int]]:
         """(start, size) of everything free as merging would leave it, fresh slab included, ascending."""
-        free = [(start, size) for size, stack in list(self.bins.items()) for start in stack.copy()]
+        free = [(start, size) for size, stack in self.bins.copy().items() for start in stack.copy()]
         free.extend((key & _MASK, key >> _SHIFT) for key in self._keys)
         if self.top < self.end:
             free.append((self.top, self.end - self.top))

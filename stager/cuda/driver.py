@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from typing import Any
 
 import cupy
 from cupy.cuda import runtime
 
+from stager.cuda.capture import relax_capture
 from stager.cuda.ring import RegistrationRefused
 from stager.errors import CaptureActiveError, DeviceError, StagingError
 
 _READ_ONLY = 0x08
 _PORTABLE = 0x01
 _LEGACY_STREAM = 1
-_CAPTURE_RELAXED = 2
 _OUT_OF_MEMORY = 2
 
 # invalid value, out of memory, operating system, not permitted, not supported, already registered
@@ -126,12 +125,6 @@ class CudaLane:
             self._events[slot].synchronize()
         except runtime.CUDARuntimeError as error:
             raise StagingError(f"a copy to the GPU failed: {error}") from error
-
-
-def relax_capture() -> None:
-    """Let this thread make driver calls while another thread captures a graph in global mode."""
-    mode = ctypes.c_int(_CAPTURE_RELAXED)
-    ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def refuse_capture(device: int) -> None:

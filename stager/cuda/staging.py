@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stager.cuda import device_memory, gather, upload
-from stager.cuda.driver import CudaDriver, check_device, refuse_capture, relax_capture
+from stager.cuda.capture import relax_capture
+from stager.cuda.driver import CudaDriver, check_device, refuse_capture
 from stager.cuda.ring import Fill
 from stager.cuda.watch import Watch, forget
 from stager.errors import StagingError

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stager.cuda.report import Site, where
-from stager.errors import StagerError
+from stager.errors import TimelineError
 
 if TYPE_CHECKING:
     from stager.cuda.arena_pool import Pool
@@ -27,13 +27,6 @@ _STRETCH_NS = 1_000_000
 _LINES_PER_STRETCH = 4_000
 _EVENTS = 10_000
 _SITES = 50
-
-
-class TimelineError(StagerError, ValueError):
-    """A file is no timeline of an arena."""
-
-    def __init__(self, message: str, *, path: str | Path, line: int | None = None) -> None:
-        super().__init__(f"{path}: {message}" if line is None else f"{path}:{line}: {message}")
 
 
 class Recorder:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -150,6 +151,7 @@ def _run_lanes(
 ) -> None:
     """Have `n_lanes` threads take the parts in turn."""
     queue, lock = iter(parts), threading.Lock()
+    drained: deque[Ring] = deque()
     ring_nbytes = min(RING_NBYTES, max((stop - first for first, stop in map(_bounds, parts)), default=0))
 
     def take() -> Any:
@@ -175,11 +177,31 @@ def _run_lanes(
                 send(lane, ring, part)
             for used in rings:
                 used.drain()
+        except BaseException:
+            watch.cancelled = True
+            raise
         finally:
-            for used in rings:
-                used.release()
+            drained.extend(rings)
+            if watch.cancelled:
+                release()
 
+    def release() -> None:
+        errors: list[StagingError] = []
+        while True:
+            try:
+                used = drained.popleft()
+            except IndexError:
+                break
+            try:
+                used.release()
+            except StagingError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    # Unregistering waits for every copy on the device, so no lane does it before the last has arrived.
     watch.run([job] * max(1, min(n_lanes, len(parts))))
+    watch.run([release])
 
 
 def _told(paths: set[str]) -> str:
