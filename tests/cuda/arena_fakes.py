@@ -84,7 +84,7 @@ class FakeDriver:
         return lambda: self.now if self.now_device == device else None
 
     def memory(self):
-        return self.limit - sum(entry[0] for entry in self.outside.values()), TOTAL
+        return self.limit - sum(entry[0] for entry in self.outside.copy().values()), TOTAL
 
     def slab(self, nbytes):
         if nbytes > self.limit:
