@@ -108,6 +108,23 @@ class Resident:
         """Give the memory back; closing twice is fine."""
         if self._rows is None:
             return
+        if self.device.index is None:
+            views = self._let_go()
+        else:
+            from stager.cuda.capture import relaxed
+
+            # Giving memory back must not break a capture that another thread has begun.
+            with relaxed():
+                views = self._let_go()
+        if views:
+            warnings.warn(
+                f"{views} views of the closed rows are still alive; the memory returns with the last of them",
+                ResourceWarning,
+                stacklevel=2,
+            )
+
+    def _let_go(self) -> int:
+        """Wait for queued reads and drop the rows; how many views of them are alive."""
         for closer in self._closers:
             if (method := closer()) is not None:
                 method()
@@ -115,13 +132,7 @@ class Resident:
         # CuPy's views refer to the rows as their base, and both to the memory; NumPy's refer to the memory alone.
         views = live_views(rows)
         del rows
-        views = max(views, live_views(memory) - (views > 0))
-        if views:
-            warnings.warn(
-                f"{views} views of the closed rows are still alive; the memory returns with the last of them",
-                ResourceWarning,
-                stacklevel=2,
-            )
+        return max(views, live_views(memory) - (views > 0))
 
     def __enter__(self) -> Resident:
         return self

@@ -8,7 +8,7 @@ from typing import Any
 import cupy
 from cupy.cuda import runtime
 
-from stager.cuda.capture import relax_capture
+from stager.cuda.capture import relax_capture, relaxed
 from stager.cuda.ring import RegistrationRefused
 from stager.errors import CaptureActiveError, DeviceError, StagingError
 
@@ -54,14 +54,12 @@ class CudaDriver:
         return bool(self.attribute("CanUseHostPointerForRegisteredMem"))
 
     def free_nbytes(self) -> int:
-        relax_capture()
-        with cupy.cuda.Device(self.device):
+        with relaxed(), cupy.cuda.Device(self.device):
             return int(runtime.memGetInfo()[0])
 
     def allocate(self, nbytes: int) -> Any:
         """One ``cudaMalloc`` of exactly `nbytes`; freed when the last array that points into it dies."""
-        relax_capture()
-        with cupy.cuda.Device(self.device):
+        with relaxed(), cupy.cuda.Device(self.device):
             try:
                 memory = cupy.cuda.Memory(nbytes)
             except runtime.CUDARuntimeError as error:
@@ -77,7 +75,7 @@ class CudaDriver:
             if not self.attribute("HostRegisterReadOnlySupported"):
                 raise RegistrationRefused("this device can't register read-only memory")
             flags |= _READ_ONLY
-        with cupy.cuda.Device(self.device):
+        with relaxed(), cupy.cuda.Device(self.device):
             try:
                 runtime.hostRegister(ptr, nbytes, flags)
             except runtime.CUDARuntimeError as error:
@@ -86,14 +84,14 @@ class CudaDriver:
                 raise StagingError(f"the driver failed to register {nbytes:,} bytes: {error}") from error
 
     def unregister(self, ptr: int) -> None:
-        with cupy.cuda.Device(self.device):
+        with relaxed(), cupy.cuda.Device(self.device):
             try:
                 runtime.hostUnregister(ptr)
             except runtime.CUDARuntimeError as error:
                 raise StagingError(f"the driver failed to unregister host memory: {error}") from error
 
     def synchronize(self) -> None:
-        with cupy.cuda.Device(self.device):
+        with relaxed(), cupy.cuda.Device(self.device):
             try:
                 runtime.deviceSynchronize()
             except runtime.CUDARuntimeError as error:

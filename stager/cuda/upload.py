@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -32,6 +31,9 @@ from stager.errors import StagingError
 RING_NBYTES = 3 << 20
 N_LANES = 8
 RING_CORES = 3
+
+# How often a lane that waits for the others looks whether one of them has failed.
+_LAST_LANE_SECONDS = 0.02
 
 
 def copy_array(
@@ -150,8 +152,9 @@ def _run_lanes(
     read_ahead: Callable[[int, int], None] | None,
 ) -> None:
     """Have `n_lanes` threads take the parts in turn."""
+    n_lanes = max(1, min(n_lanes, len(parts)))
     queue, lock = iter(parts), threading.Lock()
-    drained: deque[Ring] = deque()
+    running, all_drained = [None] * n_lanes, threading.Event()
     ring_nbytes = min(RING_NBYTES, max((stop - first for first, stop in map(_bounds, parts)), default=0))
 
     def take() -> Any:
@@ -177,31 +180,18 @@ def _run_lanes(
                 send(lane, ring, part)
             for used in rings:
                 used.drain()
-        except BaseException:
-            watch.cancelled = True
-            raise
+            with lock:
+                running.pop()
+                if not running:
+                    all_drained.set()
+            # Unregistering holds up every copy on the device, so no lane does it before all have arrived.
+            while not (all_drained.wait(_LAST_LANE_SECONDS) or watch.cancelled):
+                pass
         finally:
-            drained.extend(rings)
-            if watch.cancelled:
-                release()
-
-    def release() -> None:
-        errors: list[StagingError] = []
-        while True:
-            try:
-                used = drained.popleft()
-            except IndexError:
-                break
-            try:
+            for used in rings:
                 used.release()
-            except StagingError as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
 
-    # Unregistering waits for every copy on the device, so no lane does it before the last has arrived.
-    watch.run([job] * max(1, min(n_lanes, len(parts))))
-    watch.run([release])
+    watch.run([job] * n_lanes)
 
 
 def _told(paths: set[str]) -> str:

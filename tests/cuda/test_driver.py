@@ -49,6 +49,7 @@ def fake(monkeypatch):
     fake = Runtime()
     monkeypatch.setattr(driver, "runtime", fake)
     monkeypatch.setattr(driver, "relax_capture", lambda: None)
+    monkeypatch.setattr(driver, "relaxed", contextlib.nullcontext)
     monkeypatch.setattr(driver.cupy.cuda, "Device", lambda device: contextlib.nullcontext())
     return fake
 

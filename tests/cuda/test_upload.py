@@ -355,8 +355,8 @@ def test_a_call_that_blocks_stalls_and_keeps_what_it_uses(call, phase, k, n_core
         assert "bytes done" in text
         assert f"of {12 * PIECE:,}" in text
         assert "no progress for 0." in text
-        # The blocked call may still write the memory, and read the source unless all of it has been sent.
-        assert (source() is not None) == (call != "unregister" or n_cores < upload.RING_CORES)
+        # The blocked call may still read the source and write the memory.
+        assert source() is not None
         assert len(driver.memories) == 1
         gate.opened.set()
         lanes_end()
