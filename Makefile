@@ -32,6 +32,8 @@ demo: setup  ## make bars up, pack them, and train on them
 test: setup  ## run the tests (those that need a GPU are skipped without one)
 	$(PY) -m pytest -q -m "not wheel"
 
+# A missing browser fails here, and is only told by `make test`.
+check: export STAGER_REQUIRE_BROWSER = 1
 check:  ## lint, types, layers, all tests, the wheel in an empty environment
 	$(SETUP) dev
 	$(MAKE) lint PY=$(PY)
@@ -51,6 +53,8 @@ test-gpu: setup  ## the tests that need a GPU; fails without one
 
 bench: setup  ## measure on this machine; results in benchmarks/results
 	$(PY) benchmarks/stage.py
+	$(PY) benchmarks/arena.py
+	$(PY) benchmarks/tables.py
 
 clean:  ## remove what the other targets made
 	rm -rf .venv demo build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import platform
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -73,7 +74,9 @@ def save(name: str, tables: dict[str, list[dict[str, Any]]]) -> Path:
     """Write the tables of a run with the machine they were measured on."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps({"machine": machine(), "tables": tables}, indent=1) + "\n", encoding="utf-8")
+    commits = dict.fromkeys(tables, _commit())
+    result = {"machine": machine(), "commits": commits, "tables": tables}
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return path
 
 
@@ -91,6 +94,14 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
         print(
             f"{r['name']:<{width}}  {r['seconds']:9.4f} s ({r['min']:.4f} to {r['max']:.4f}, n {r['n']}){rate}  {extra}"
         )
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(RESULTS), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
 
 
 def _processor() -> str:

@@ -39,7 +39,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         "| --- " * (3 + len(extra)) + "|",
     ]
     for row in rows:
-        spread = f"{seconds(row['min'])} to {seconds(row['max'])}, {row['n']}"
+        known = row["min"] is not None
+        spread = (f"{seconds(row['min'])} to {seconds(row['max'])}, " if known else "not kept, ") + str(row["n"])
         cells = [f"{row[key]:.1f}" if key == "gbps" else f"{row[key]:.2f}" if key in row else "" for key in extra]
         lines.append("| " + " | ".join([row["name"], seconds(row["seconds"]), spread, *cells]) + " |")
     return "\n".join(lines) + "\n"
@@ -63,6 +64,7 @@ def fill(text: str) -> str:
             body = machine(result["machine"])
         else:
             body = table(result["tables"][match["title"]])
+            body += f"\nMeasured at commit {result['commits'][match['title']]}.\n"
         return f"{match[1]}{body}{match[4]}"
 
     return MARKED.sub(write, text)
