@@ -52,13 +52,14 @@ def csv(table: pa.Table) -> bytes:
     """Text with shortest round-trip floats, every second symbol quoted where it need not be."""
     rows = [",".join(table.column_names)]
     # Without pandas there is no Python object for nanoseconds.
+    times = table["time"].cast(pa.timestamp("ns")).cast(pa.string()).to_pylist()
     for i, row in enumerate(table.drop_columns("time").to_pylist()):
         symbol = row["symbol"]
         if i % 2 or '"' in symbol or "," in symbol:
             symbol = '"' + symbol.replace('"', '""') + '"'
         # A time zone may be written in any way.
-        time = str(table["time"][i].cast(pa.timestamp("ns")))[:29] + ("Z", "+00:00")[i % 2]
-        cells = ["" if value is None else repr(value) for value in list(row.values())[2:]]
+        time = times[i] + ("Z", "+00:00")[i % 2]
+        cells = ["" if value is None else repr(value) for value in list(row.values())[1:]]
         rows.append(",".join((symbol, time, *cells)))
     return "\n".join(rows).encode() + b"\n"
 
