@@ -100,14 +100,22 @@ def arrange(
         order = None
         if len(present) > 1 and np.any(part.codes[1:] < part.codes[:-1]):
             order = np.argsort(part.codes, kind="stable")
-        where: slice | Int64
         if np.all(begin[1:] == begin[:-1] + length[:-1]):
-            where = slice(int(begin[0]), int(begin[0]) + len(part))
-        else:
-            where = np.repeat(begin - (np.cumsum(length) - length), length) + np.arange(len(part))
-        times[where] = part.times if order is None else part.times[order]
-        for target, column in zip(columns, part.columns, strict=True):
-            target[where] = column if order is None else column[order]
+            rows = slice(int(begin[0]), int(begin[0]) + len(part))
+            for target, column in zip((times, *columns), (part.times, *part.columns), strict=True):
+                if order is None:
+                    target[rows] = column
+                else:
+                    # "clip" spares a copy of the output; no number is out of range.
+                    np.take(column, order, out=target[rows], mode="clip")
+            return
+        sorted_rows = np.repeat(begin - (np.cumsum(length) - length), length) + np.arange(len(part))
+        where = sorted_rows
+        if order is not None:
+            where = np.empty_like(sorted_rows)
+            where[order] = sorted_rows
+        for target, column in zip((times, *columns), (part.times, *part.columns), strict=True):
+            target[where] = column
 
     def report(n_done: int, n_all: int) -> None:
         if done is not None:
