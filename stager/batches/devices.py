@@ -7,6 +7,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import warnings
 from dataclasses import dataclass
 
 from stager.errors import ConfigError, DeviceError
@@ -27,7 +28,7 @@ class Device:
 
 
 def choose_device(device: str) -> Device:
-    """The device meant by `device`; "auto" takes ``cuda:0`` where it is usable.
+    """The device meant by `device`; "auto" takes ``cuda:0`` where it is usable, and warns of a GPU that is not.
 
     Raises
     ------
@@ -42,6 +43,8 @@ def choose_device(device: str) -> Device:
         try:
             check_cuda(0)
         except DeviceError as error:
+            if count_devices():
+                warnings.warn(f"{error}. Going on with the CPU", UserWarning, stacklevel=3)
             return Device(None, str(error))
         return Device(0, "the first GPU")
     match = re.fullmatch(r"cuda(?::(\d+))?", device)
