@@ -142,7 +142,7 @@ def describe(checked: Sequence[Checked], names: Sequence[str]) -> list[str]:
         n_infinite = sum(part.n_infinite[i] for part in checked)
         n_missing = sum(part.n_missing[i] for part in checked)
         if n_infinite:
-            found.append(f"column {name!r} is infinite in {n_infinite} bars")
+            found.append(f"column {name!r} is infinite in {n_infinite} bars; windows leave them out, as missing values")
         if n_missing:
             found.append(f"column {name!r} has no value in {n_missing} bars; they hold NaN")
     return found

@@ -25,7 +25,7 @@ _SEGMENT = re.compile(r"segment-[0-9]+")
 
 
 class Column(msgspec.Struct, frozen=True):
-    """A column of the rows: name, role, and how many of its values are missing (NaN)."""
+    """A column of the rows: name, role, and how many of its values are missing (NaN or infinite)."""
 
     name: str
     role: Role

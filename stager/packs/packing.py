@@ -202,7 +202,7 @@ def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest
     columns = []
     for name in names:
         role: Role = "price" if name in layout.PRICES else "volume" if name == "volume" else "other"
-        n_missing = 0 if role == "price" else int(np.isnan(layout.contiguous(bars.table, name)).sum())
+        n_missing = 0 if role == "price" else int((~np.isfinite(layout.contiguous(bars.table, name))).sum())
         columns.append(Column(name, role, n_missing))
     return Manifest(
         format_version=FORMAT_VERSION,

@@ -107,7 +107,7 @@ def _broken_invariants(pack: Pack) -> list[str]:
         values, n_missing = pack.column(column.name), 0
         for first in range(0, pack.n_rows, _CHUNK_ROWS):
             part = values[first : first + _CHUNK_ROWS]
-            n_missing += int(np.isnan(part).sum())
+            n_missing += int((~np.isfinite(part)).sum())
             with np.errstate(over="ignore"):
                 same = np.array_equal(part.astype(np.float32), pack.rows[first : first + _CHUNK_ROWS, index], True)
             if not same:

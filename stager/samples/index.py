@@ -183,7 +183,7 @@ def _complete_windows(pack: Pack, columns: list[str], window: int) -> npt.NDArra
     """(n_rows,) bool: no value is missing in the `window` rows up to this one."""
     bad = np.zeros(pack.n_rows, bool)
     for name in columns:
-        bad |= np.isnan(pack.column(name))
+        bad |= ~np.isfinite(pack.column(name))
     rows = np.flatnonzero(bad)
     return ~_covered(rows, np.minimum(rows + window, pack.n_rows), pack.n_rows)
 

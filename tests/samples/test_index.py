@@ -74,7 +74,7 @@ def model(
             answer = "run shorter than the window"
         elif rows[0] < 0 or run_of[rows[0]] != run_of[row]:
             answer = "warm-up of the window"
-        elif any(math.isnan(columns[name][r]) for name in columns for r in rows):
+        elif any(not math.isfinite(columns[name][r]) for name in columns for r in rows):
             answer = "missing value in the window"
         elif target is not None:
             leave = row + target.delay + target.horizon
@@ -459,18 +459,17 @@ def test_prices_that_are_not_positive(kind: Any, entry: float, leave: float, val
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("entry", "leave"), [(math.inf, 5.0), (5.0, math.inf), (math.inf, math.inf), (5.0, -math.inf)])
-def test_infinite_values_give_no_target(kind: Any, entry: float, leave: float) -> None:
+def test_infinite_values_give_no_window_and_no_target(kind: Any, entry: float, leave: float) -> None:
     volume = [1.0, entry, leave, 1.0, 1.0, 1.0]
     index = build_index(
         memory_pack({"A": range(6)}, volume=volume), 1, Target("volume", horizon=1, kind=kind), Select()
     )
-    if kind == "value":  # row 0 exits at row 2; no decision exits at row 1
-        n_missing = int(math.isinf(leave))
-    else:
-        n_missing = len(
-            {row - 1 for bad, at in ((entry, 1), (leave, 2)) if math.isinf(bad) for row in (at, at - 1) if row >= 1}
-        )
-    assert index.reasons["missing value in the target"] == n_missing
+    bad = {row for row in range(6) if math.isinf(volume[row])}
+    # A decision at row t enters at t + 1 and exits at t + 2; a target of kind "value" is the exit alone.
+    used = (2,) if kind == "value" else (1, 2)
+    lost = [t for t in range(4) if t not in bad and any(t + step in bad for step in used)]
+    assert index.reasons["missing value in the window"] == len(bad)
+    assert index.reasons["missing value in the target"] == len(lost)
     assert index.y is not None
     assert np.isfinite(index.y[index.rows(np.arange(index.n_samples))]).all()
 
