@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +18,14 @@ from stager.samples.index import SampleIndex
 from stager.samples.order import Order
 
 FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
 Group = tuple[FloatArray, FloatArray | None]
+T = TypeVar("T")
 
-# A task is long enough to be worth handing to a thread, and short enough that the allocator finds its memory again
-# without page faults (from 8 MiB on they came back). More threads only wait for each other.
-_TASK_NBYTES = 4 << 20
+# A task is long enough to be worth handing to a thread, and what is gathered ahead is so little that the C library's
+# allocator keeps the memory for the next ones: with tasks of 4 MiB page faults took longer than the copy.
+_TASK_NBYTES = 1 << 20
+# More threads only wait for each other.
 _MOST_THREADS = 6
 # An order is cheap only for many positions at once.
 _ORDER_POSITIONS = 1 << 14
@@ -52,19 +56,29 @@ class HostGather:
         self._lock = threading.Lock()
 
     def batches(self, order: Order, first: int, stop: int, batch_size: int) -> Iterator[Group]:
-        """The batches at positions ``first : stop`` of an epoch, in order; several share one array."""
-        n_threads = min(thread_count(), _MOST_THREADS)
-        ahead: deque[tuple[int, Future[Group]]] = deque()
-        tasks = self._tasks(order, first, stop, batch_size)
+        """The batches at positions ``first : stop`` of an epoch, in order; small ones share an array."""
+        per_task = batch_size * max(1, _TASK_NBYTES // (4 * batch_size * self._windows.shape[1]))
+        per_order = per_task * max(1, _ORDER_POSITIONS // per_task)
+        n_ahead = min(thread_count(), _MOST_THREADS)
+        orders: deque[Future[IntArray]] = deque()
+        groups: deque[Future[Group]] = deque()
         try:
-            for decisions in tasks:
-                ahead.append((len(decisions), self._submit(decisions, n_threads)))
-                if len(ahead) > n_threads:
-                    yield from _split(*ahead.popleft(), batch_size)
-            while ahead:
-                yield from _split(*ahead.popleft(), batch_size)
+            for start in range(first, stop + per_order, per_order):
+                # The order of the next positions is worked out while the last are gathered.
+                is_last = start >= stop
+                if not is_last:
+                    orders.append(self._submit(self._decide, order, start, min(per_order, stop - start)))
+                if orders and (is_last or len(orders) > 1):
+                    decisions = orders.popleft().result()
+                    for offset in range(0, len(decisions), per_task):
+                        groups.append(self._submit(self._gather, decisions[offset : offset + per_task]))
+                        if len(groups) > n_ahead:
+                            yield from _split(groups.popleft().result(), batch_size)
+            while groups:
+                yield from _split(groups.popleft().result(), batch_size)
         finally:
-            for _, future in ahead:
+            pending: list[Future[Any]] = [*orders, *groups]
+            for future in pending:
                 future.cancel()
 
     def close(self) -> None:
@@ -75,30 +89,24 @@ class HostGather:
             self._pool.shutdown(wait=True)
         self._windows = self._windows[:0].copy()
 
-    def _submit(self, decisions: npt.NDArray[np.int64], n_threads: int) -> Future[Group]:
+    def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         with self._lock:
             if self._closed:
                 raise ClosedError("the rows were closed while batches were served")
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(n_threads, "stager-gather")
-            return self._pool.submit(self._gather, decisions)
+                self._pool = ThreadPoolExecutor(min(thread_count(), _MOST_THREADS), "stager-gather")
+            return self._pool.submit(work, *arguments)
 
-    def _tasks(self, order: Order, first: int, stop: int, batch_size: int) -> Iterator[npt.NDArray[np.int64]]:
-        """Decision rows, a task's worth of whole batches at a time."""
-        nbytes = 4 * batch_size * self._windows.shape[1]
-        per_task = batch_size * max(1, _TASK_NBYTES // nbytes)
-        per_order = per_task * max(1, _ORDER_POSITIONS // per_task)
-        for start in range(first, stop, per_order):
-            decisions = self._index.rows(order.sample_ids(start, min(per_order, stop - start)))
-            for offset in range(0, len(decisions), per_task):
-                yield decisions[offset : offset + per_task]
+    def _decide(self, order: Order, first: int, count: int) -> IntArray:
+        """The decision rows at some positions."""
+        return self._index.rows(order.sample_ids(first, count))
 
-    def _gather(self, decisions: npt.NDArray[np.int64]) -> Group:
+    def _gather(self, decisions: IntArray) -> Group:
         x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._sample_shape)
         return x, None if self._index.y is None else self._index.y[decisions]
 
 
-def _split(count: int, future: Future[Group], batch_size: int) -> Iterator[Group]:
-    x, y = future.result()
-    for first in range(0, count, batch_size):
+def _split(group: Group, batch_size: int) -> Iterator[Group]:
+    x, y = group
+    for first in range(0, len(x), batch_size):
         yield x[first : first + batch_size], None if y is None else y[first : first + batch_size]
