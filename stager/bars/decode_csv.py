@@ -39,7 +39,7 @@ _NULLS = [padded for word in NULL_WORDS for padded in (word, f" {word}", f"{word
 _MiB = 1 << 20
 # A mapped file is parsed in segments, a thread each: Arrow's own threads wait for the one that cuts the blocks. None is
 # so large that progress is told too seldom.
-_SEGMENT_NBYTES = 4 * _MiB
+_SEGMENT_NBYTES = 2 * _MiB
 _MOST_SEGMENT_NBYTES = 256 * _MiB
 
 
@@ -237,7 +237,7 @@ def _segments(opened: Opened, track: Track) -> list[pa.NativeFile]:
     if opened.compression is not None or opened.source.filesystem is not None:
         track(opened.tell)
         return [stream]
-    n_segments = max(1, min(size // _SEGMENT_NBYTES, 4 * thread_count()))
+    n_segments = max(1, min(size // _SEGMENT_NBYTES, 8 * thread_count()))
     n_segments = max(n_segments, size // _MOST_SEGMENT_NBYTES)
     with stream:
         cuts = {0}
