@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,35 @@ from stager.bars.threads import parallel, thread_count
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
+Float32 = npt.NDArray[np.float32]
 
 _RANGE_ROWS = 1 << 17
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A range of rows, and where they go.
+
+    Attributes
+    ----------
+    part : Piece
+    where : slice or ndarray of int64
+        The places of the rows, one after the other or each its own.
+    order : ndarray of int64 or None
+        With a slice: the rows in the order in which they go there; None: as they are.
+    """
+
+    part: Piece
+    where: slice | Int64
+    order: Int64 | None
+
+    def put(self, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
+        """Write the values of the rows to their places in ``out``, of the same type."""
+        if not isinstance(self.where, slice) or self.order is None:
+            out[self.where] = values
+        else:
+            # "clip" spares a copy of the output; no number is out of range.
+            np.take(values, self.order, out=out[self.where], mode="clip")
 
 
 @dataclass
@@ -30,18 +58,58 @@ class Arranged:
     Attributes
     ----------
     times : ndarray of int64, shape (n_rows,)
-    columns : list of ndarray of float64, each shape (n_rows,)
     first_rows, counts : ndarray of int64, shape (n_symbols,)
         The rows of each symbol; a symbol may have none.
+    n_columns : int
+    placed : list of Placed
+        All rows as they came; the columns are brought into order when asked for.
     n_duplicates : int
         Identical rows that were dropped.
     """
 
     times: Int64
-    columns: list[Float64]
     first_rows: Int64
     counts: Int64
+    n_columns: int
+    placed: list[Placed]
     n_duplicates: int = 0
+
+    @cached_property
+    def columns(self) -> list[Float64]:
+        """Each column, ndarray of float64, shape (n_rows,)."""
+        columns = [np.empty(len(self.times), dtype=np.float64) for _ in range(self.n_columns)]
+
+        def fill(placed: Placed) -> None:
+            for values, column in zip(placed.part.columns, columns, strict=True):
+                placed.put(values, column)
+
+        parallel(fill, self.placed, threads=thread_count())
+        self.placed = []
+        return columns
+
+    def rows(self, cast: Callable[[int, Float64], Float32]) -> Float32:
+        """The columns side by side, ndarray of float32, shape (n_rows, n_columns); without the float64 columns in order
+        if nobody has asked for them.
+
+        Parameters
+        ----------
+        cast : callable
+            Takes the number of a column and some of its values.
+        """
+        out = np.empty((len(self.times), self.n_columns), dtype=np.float32)
+        if not self.placed:
+            for span in _spans(len(out)):
+                part = slice(*span)
+                for number, column in enumerate(self.columns):
+                    out[part, number] = cast(number, column[part])
+            return out
+
+        def fill(placed: Placed) -> None:
+            for number, values in enumerate(placed.part.columns):
+                placed.put(cast(number, values), out[:, number])
+
+        parallel(fill, self.placed, threads=thread_count())
+        return out
 
 
 class Conflict(Exception):
@@ -91,9 +159,8 @@ def arrange(
     first_rows = np.cumsum(counts) - counts
     starts = first_rows + np.cumsum(by_range, axis=0) - by_range
     times = np.empty(n_rows, dtype=np.int64)
-    columns = [np.empty(n_rows, dtype=np.float64) for _ in range(n_columns)]
 
-    def place(number: int) -> None:
+    def place(number: int) -> Placed:
         part = ranges[number]
         present = np.flatnonzero(by_range[number])
         begin, length = starts[number, present], by_range[number, present]
@@ -101,29 +168,23 @@ def arrange(
         if len(present) > 1 and np.any(part.codes[1:] < part.codes[:-1]):
             order = np.argsort(part.codes, kind="stable")
         if np.all(begin[1:] == begin[:-1] + length[:-1]):
-            rows = slice(int(begin[0]), int(begin[0]) + len(part))
-            for target, column in zip((times, *columns), (part.times, *part.columns), strict=True):
-                if order is None:
-                    target[rows] = column
-                else:
-                    # "clip" spares a copy of the output; no number is out of range.
-                    np.take(column, order, out=target[rows], mode="clip")
-            return
-        sorted_rows = np.repeat(begin - (np.cumsum(length) - length), length) + np.arange(len(part))
-        where = sorted_rows
-        if order is not None:
-            where = np.empty_like(sorted_rows)
-            where[order] = sorted_rows
-        for target, column in zip((times, *columns), (part.times, *part.columns), strict=True):
-            target[where] = column
+            placed = Placed(part, slice(int(begin[0]), int(begin[0]) + len(part)), order)
+        else:
+            where = np.repeat(begin - (np.cumsum(length) - length), length) + np.arange(len(part))
+            if order is not None:
+                by_symbol, where = where, np.empty_like(where)
+                where[order] = by_symbol
+            placed = Placed(part, where, None)
+        placed.put(part.times, times)
+        return placed
 
     def report(n_done: int, n_all: int) -> None:
         if done is not None:
             nbytes = n_rows * 8 * (n_columns + 1)
             done(nbytes * n_done // n_all, nbytes)
 
-    parallel(place, range(len(ranges)), done=report, threads=thread_count())
-    arranged = Arranged(times, columns, first_rows, counts)
+    placed = parallel(place, range(len(ranges)), done=report, threads=thread_count())
+    arranged = Arranged(times, first_rows, counts, n_columns, placed)
     late = _not_ascending(arranged)
     if len(late):
         _sort_times(arranged, np.unique(_symbol_of(first_rows, late[times[late + 1] < times[late]])))

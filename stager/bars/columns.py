@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -79,3 +81,20 @@ def warn_inexact(decoded: Decoded, key: str) -> None:
     extremes: list[Any] = parallel(lambda chunk: pc.min_max(chunk).as_py(), decoded.columns[key].chunks)
     if any(e["min"] is not None and max(-e["min"], e["max"]) >= _INEXACT for e in extremes):
         decoded.warnings.append(f"column {key!r} holds whole numbers of 2^53 and above, which float64 rounds")
+
+
+def to_float32(values: npt.NDArray[np.float64], name: str) -> npt.NDArray[np.float32]:
+    """The nearest float32 values.
+
+    Raises
+    ------
+    BarsError
+        If one is too large, naming the column.
+    """
+    with np.errstate(over="raise", under="ignore", invalid="ignore"):
+        try:
+            return values.astype(np.float32)
+        except FloatingPointError:
+            raise BarsError(
+                f"a value is above 3.4e38, the largest of float32; leave column {name!r} out or rescale it", column=name
+            ) from None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stager.bars.arrange import Arranged, Conflict, arrange
+from stager.bars.columns import to_float32
 from stager.bars.decode import Decoded, decode, decode_table
 from stager.bars.detect import Decision
 from stager.bars.interval import Interval
@@ -59,6 +61,10 @@ class Bars:
 
     Attributes
     ----------
+    arranged : Arranged
+        Times, and the columns in the order of ``names``.
+    names : tuple of str
+        ``open``, ``high``, ``low``, ``close``, ``volume`` if there is one, and further columns by their names.
     table : pyarrow.Table
         ``symbol`` dictionary<int32, string>; ``time`` timestamp[ns, UTC], the bar's open; then float64 ``open``,
         ``high``, ``low``, ``close``, ``volume`` if there is one, and further columns by their names. Sorted by (symbol
@@ -80,7 +86,8 @@ class Bars:
         Sentences about what a user should know.
     """
 
-    table: pa.Table
+    arranged: Arranged
+    names: tuple[str, ...]
     symbols: tuple[str, ...]
     first_rows: Int64
     counts: Int64
@@ -91,6 +98,20 @@ class Bars:
     inputs: tuple[InputFile, ...]
     dropped: dict[str, int]
     warnings: tuple[str, ...]
+
+    @cached_property
+    def table(self) -> pa.Table:
+        return _table(self.arranged, self.symbols, self.names)
+
+    def rows(self) -> npt.NDArray[np.float32]:
+        """The columns side by side, shape (n_rows, n_columns), without building ``table``.
+
+        Raises
+        ------
+        BarsError
+            If a value is too large for float32.
+        """
+        return self.arranged.rows(lambda number, values: to_float32(values, self.names[number]))
 
 
 def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress | None = None) -> Bars:
@@ -142,7 +163,8 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
     )
     notes.decide("adjustment", options.adjustment, "not told" if options.adjustment == "unknown" else "as told")
     return Bars(
-        table=_table(arranged, symbols, merged.names),
+        arranged=arranged,
+        names=tuple(merged.names),
         symbols=symbols,
         first_rows=arranged.first_rows,
         counts=arranged.counts,

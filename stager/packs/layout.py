@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -65,15 +65,17 @@ class Pack:
         path: Path | None,
         manifest: Manifest,
         rows: npt.NDArray[np.float32],
-        bars: pa.Table,
+        table: Callable[[], pa.Table],
         symbols: tuple[str, ...],
         first_rows: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
+        *,
+        times: npt.NDArray[np.int64] | None = None,
         file: RowsFile | None = None,
     ) -> None:
-        self.path, self.manifest, self.rows, self.bars = path, manifest, rows, bars
+        self.path, self.manifest, self.rows, self._table = path, manifest, rows, table
         self.symbols, self.first_rows, self.counts = symbols, first_rows, counts
-        self.file = file
+        self._times, self.file = times, file
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -100,9 +102,14 @@ class Pack:
         return Interval.parse(self.manifest.interval)
 
     @cached_property
+    def bars(self) -> pa.Table:
+        """symbol, time, float64 columns; of bars in memory it is put together when it is asked for."""
+        return self._table()
+
+    @cached_property
     def times(self) -> npt.NDArray[np.int64]:
         """(n_rows,) int64: open of each bar, nanoseconds since 1970 UTC."""
-        return contiguous(self.bars, "time").view(np.int64)
+        return contiguous(self.bars, "time").view(np.int64) if self._times is None else self._times
 
     def available_at(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Instants at which bars become available (their close), nanoseconds UTC, shape of `rows`."""
@@ -185,7 +192,7 @@ def _open_segment(path: Path, manifest: Manifest, segment: Segment) -> Pack:
     ends = np.cumsum(counts)
     if np.any(counts < 1) or np.any(first_rows != ends - counts) or ends[-1] != segment.n_rows:
         raise PackDamagedError(f"{file}: first rows and counts do not cover the rows; pack the bars again")
-    return Pack(path, manifest, opened.rows, bars, symbols, first_rows, counts, opened)
+    return Pack(path, manifest, opened.rows, lambda: bars, symbols, first_rows, counts, file=opened)
 
 
 def block_checksums(file: Path) -> list[str]:

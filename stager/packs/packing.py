@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stager.bars.columns import to_float32
 from stager.bars.read import Bars, ReadOptions, Source, read
 from stager.bars.threads import parallel
 from stager.config import format_nbytes
@@ -89,7 +90,7 @@ def pack(
 def read_bars(source: Source, options: ReadOptions, progress: Progress | None = None) -> Bars:
     """`read`, refusing input without a single bar."""
     bars = read(source, options, progress=progress)
-    if bars.table.num_rows == 0:
+    if len(bars.arranged.times) == 0:
         dropped = ", ".join(f"{n:,} rows dropped: {reason}" for reason, n in bars.dropped.items() if n)
         raise BarsError(f"there is no bar in the input ({dropped or 'it has no rows'}); nothing was packed")
     return bars
@@ -98,10 +99,13 @@ def read_bars(source: Source, options: ReadOptions, progress: Progress | None = 
 def pack_in_memory(source: Source, options: ReadOptions = ReadOptions(), *, progress: Progress | None = None) -> Pack:  # noqa: B008
     """The pack of a bar file or Table, held in memory instead of written. Raises as :func:`pack`."""
     bars = read_bars(source, options, progress)
-    rows = np.empty((bars.table.num_rows, bars.table.num_columns - 2), np.float32)
-    cast_rows(bars.table, 0, rows)
-    manifest = _manifest(bars, [Segment("segment-0", len(rows), {})], fingerprint="")
-    return Pack(None, manifest, _read_only(rows), bars.table, bars.symbols, bars.first_rows, bars.counts)
+    rows = bars.rows()
+    rows.flags.writeable = False
+    n_missing = [int((~np.isfinite(column)).sum()) for column in rows.T]
+    manifest = _manifest(bars, n_missing, [Segment("segment-0", len(rows), {})], fingerprint="")
+    return Pack(
+        None, manifest, rows, lambda: bars.table, bars.symbols, bars.first_rows, bars.counts, times=bars.arranged.times
+    )
 
 
 def cast_rows(table: pa.Table, first: int, out: npt.NDArray[np.float32]) -> None:
@@ -116,15 +120,8 @@ def cast_rows(table: pa.Table, first: int, out: npt.NDArray[np.float32]) -> None
 
     def fill(start: int) -> None:
         stop = min(start + _CHUNK_ROWS, len(out))
-        with np.errstate(over="raise", under="ignore", invalid="ignore"):
-            for index, (name, column) in enumerate(columns.items()):
-                try:
-                    out[start:stop, index] = column[first + start : first + stop]
-                except FloatingPointError:
-                    raise BarsError(
-                        f"a value is above 3.4e38, the largest of float32; leave column {name!r} out or rescale it",
-                        column=name,
-                    ) from None
+        for index, (name, column) in enumerate(columns.items()):
+            out[start:stop, index] = to_float32(column[first + start : first + stop], name)
 
     parallel(fill, range(0, len(out), _CHUNK_ROWS))
 
@@ -168,7 +165,8 @@ def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None)
             if progress:
                 progress("checksum", done, sum(sizes.values()))
         fingerprint = layout.fingerprint(bars.table, bars.symbols, bars.counts)
-        manifest = _manifest(bars, [Segment("segment-0", n_rows, files)], fingerprint)
+        n_missing = parallel(lambda name: _n_missing(bars.table, name), bars.names)
+        manifest = _manifest(bars, n_missing, [Segment("segment-0", n_rows, files)], fingerprint)
         (partial / MANIFEST).write_bytes(_encode(manifest))
         for path in (*folder.iterdir(), partial / MANIFEST, folder, partial):
             sync(path)
@@ -196,14 +194,16 @@ def _write_arrow(file: Path, table: pa.Table) -> None:
         writer.write_table(table.combine_chunks())
 
 
-def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest:
+def _n_missing(table: pa.Table, name: str) -> int:
+    return int((~np.isfinite(layout.contiguous(table, name))).sum())
+
+
+def _manifest(bars: Bars, n_missing: list[int], segments: list[Segment], fingerprint: str) -> Manifest:
     assert bars.interval is not None  # bars without rows were refused before
-    names = bars.table.column_names[2:]
     columns = []
-    for name in names:
+    for name, missing in zip(bars.names, n_missing, strict=True):
         role: Role = "price" if name in layout.PRICES else "volume" if name == "volume" else "other"
-        n_missing = 0 if role == "price" else int((~np.isfinite(layout.contiguous(bars.table, name))).sum())
-        columns.append(Column(name, role, n_missing))
+        columns.append(Column(name, role, missing))
     return Manifest(
         format_version=FORMAT_VERSION,
         stager_version=__version__,
@@ -212,8 +212,8 @@ def _manifest(bars: Bars, segments: list[Segment], fingerprint: str) -> Manifest
         interval=bars.interval.text,
         timestamps=bars.timestamps,
         adjustment=bars.adjustment,
-        span=layout.span(layout.contiguous(bars.table, "time"), bars.first_rows, bars.counts),
-        n_rows=bars.table.num_rows,
+        span=layout.span(bars.arranged.times, bars.first_rows, bars.counts),
+        n_rows=len(bars.arranged.times),
         n_symbols=len(bars.symbols),
         fingerprint=fingerprint,
         inputs=[Input(readable(i.name), i.size_nbytes, i.n_rows, i.n_dropped) for i in bars.inputs],
@@ -231,8 +231,3 @@ def _encode(manifest: Manifest) -> bytes:
     # The checksum is the last field, so its place is the last run of zeros.
     head, _, tail = raw.rpartition(b"0" * 32)
     return head + checksum.encode() + tail
-
-
-def _read_only(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    array.flags.writeable = False
-    return array
