@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from harness import save
 
 from stager import Arena
+from stager.batches.devices import count_devices
 
 MIB = 1 << 20
 SIZES = {"1 kB": 1_000, "48 kB": 48_000, "1 MiB": MIB}
@@ -288,6 +289,9 @@ def main() -> None:
     parser.add_argument("--no-trainer", action="store_true")
     parser.add_argument("--bytes-of", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if not count_devices():
+        print("no GPU: the arena is measured on one")
+        return
     if options.bytes_of:
         bytes_of(options.bytes_of)
         return
