@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -19,8 +19,8 @@ _TABLES = {"source", "batches", "target", "select", "staging", "arena", "overflo
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Table ``[batches]`` of a configuration."""
 
-    window: int
-    batch_size: int
+    window: Annotated[int, msgspec.Meta(ge=1)]
+    batch_size: Annotated[int, msgspec.Meta(ge=1)]
     seed: int = 0
     shuffle: Literal["full"] | bool = "full"
     last: Literal["keep", "drop"] = "keep"

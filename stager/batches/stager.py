@@ -12,7 +12,7 @@ import numpy as np
 from stager.batches.batch import About, Batch
 from stager.batches.configured import read_arguments
 from stager.batches.host import HostGather
-from stager.batches.resident import PackSource, Placement, Resident, StagingOptions, stage_as, staging_options
+from stager.batches.resident import PackSource, Placement, Resident, stage, stage_as
 from stager.errors import ClosedError, ConfigError, SampleError
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.order import Order
@@ -72,7 +72,6 @@ class Stager:
         select: Select = Select(),  # noqa: B008 - frozen
         device: str = "auto",
         placement: Placement = "auto",
-        _staging: StagingOptions | None = None,
     ) -> None:
         for name, value, unit in (("batch_size", batch_size, "sample"), ("window", window, "row")):
             if not _is_index(value, 1 << 62) or value == 0:
@@ -89,7 +88,7 @@ class Stager:
         if isinstance(source, Resident):
             resident = source
         else:
-            resident = stage_as(source, _staging or staging_options(device, placement))
+            resident = stage(source, device=device, placement=placement)
         self._resident: Resident | None = resident
         try:
             pack = resident.pack
@@ -128,7 +127,16 @@ class Stager:
         ConfigError
         """
         source, arguments, staging = read_arguments(path, overrides)
-        return cls(source, **arguments, _staging=staging)
+        if staging is None:
+            return cls(source, **arguments)
+        resident = stage_as(source, staging)
+        try:
+            made = cls(resident, **arguments)
+        except BaseException:
+            resident.close()
+            raise
+        made._owned = True
+        return made
 
     @property
     def resident(self) -> Resident:

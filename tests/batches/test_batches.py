@@ -537,15 +537,21 @@ def test_a_wrong_argument_is_refused_before_anything_is_staged(monkeypatch, tabl
         ({"window": 7, "select": Select(interval=("2030-01-01", None))}, "no sample"),
     ],
 )
-def test_a_request_without_samples_leaves_nothing_open(monkeypatch, table, options, text):
+def test_a_request_without_samples_leaves_nothing_open(monkeypatch, tmp_path, table, options, text):
     from stager.batches import stager as facade
 
     staged = []
-    real = facade.stage_as
-    monkeypatch.setattr(facade, "stage_as", lambda *args: staged.append(real(*args)) or staged[-1])
+    for name in ("stage", "stage_as"):
+        real = getattr(facade, name)
+        monkeypatch.setattr(
+            facade, name, lambda *args, real=real, **how: staged.append(real(*args, **how)) or staged[-1]
+        )
     with pytest.raises(SampleError, match=text):
         Stager(table, batch_size=4, device="cpu", **options)
-    assert [one.closed for one in staged] == [True]
+    (tmp_path / "x.toml").write_text("[batches]\nbatch_size = 4\n")
+    with pytest.raises(SampleError, match=text):
+        Stager.from_config(tmp_path / "x.toml", source=table, device="cpu", **options)
+    assert [one.closed for one in staged] == [True, True]
 
 
 def test_a_resident_lies_where_it_was_staged(table):
