@@ -14,6 +14,7 @@ import msgspec
 
 from stager.config import parse_nbytes, read_toml, resolve
 from stager.cuda import arena_driver
+from stager.cuda.arena_facts import holders, tokens
 from stager.cuda.arena_pool import Pool
 from stager.cuda.arena_scopes import Capture, Measure, Step
 from stager.cuda.arena_tokens import ArenaOutOfMemoryError
@@ -262,8 +263,8 @@ class Arena:
         pool.check_alive()
         if pool.overflow is not None:
             pool.overflow.drain()
-        live = {token.ptr: token.size for token in pool.tokens() if type(token) in (pool.token, pool.tagged)}
-        return picture(pool.stats(), pool.blocks.base, live, pool.blocks.free_blocks(), pool.holders())
+        live = {token.ptr: token.size for token in tokens(pool) if type(token) in (pool.token, pool.tagged)}
+        return picture(pool.stats(), pool.blocks.base, live, pool.blocks.free_blocks(), holders(pool))
 
     def reset(self) -> None:
         """Begin an epoch: counters restart, the overflow line is armed again. Nothing that lives is freed."""

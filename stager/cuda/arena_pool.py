@@ -8,7 +8,6 @@ request close the gate, so that the fast path needs one comparison for all of th
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import threading
 import weakref
@@ -18,7 +17,7 @@ from typing import Any
 from cupy.cuda import MemoryPointer, UnownedMemory
 from cupy.cuda.memory import OutOfMemoryError
 
-from stager.config import format_nbytes
+from stager.cuda import arena_facts as facts
 from stager.cuda.arena_driver import DEVICE_ERROR, Driver
 from stager.cuda.arena_tokens import (
     CLOSED,
@@ -33,12 +32,10 @@ from stager.cuda.arena_tokens import (
 )
 from stager.cuda.blocks import UNIT, Blocks
 from stager.cuda.overflow import Overflow, OverflowMemoryError
-from stager.cuda.report import ArenaStats, Holder, fitting, line, verdict
+from stager.cuda.report import ArenaStats, fitting
 from stager.errors import ArenaError
 
 _PER_THREAD = 2  # cudaStreamPerThread
-
-logger = logging.getLogger("stager.arena")
 
 
 def _after_fork(reference: weakref.ref[Pool]) -> None:
@@ -75,7 +72,7 @@ class Pool:
         self.captured_blocks = 0
         self._step_number = 0
         self.open_steps: set[int] = set()
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._busy = self._can_capture = False
         self.reset()
         self.token, self.tagged = token_types(self.blocks.bins)
@@ -126,7 +123,7 @@ class Pool:
         """A visit for the calling thread; the first one binds the arena to its stream."""
         driver = self.driver
         stream, device = driver.stream(), driver.device()
-        with self._lock:
+        with self.lock:
             if self.stream is None:
                 self._bind_to(stream)
             elif self.visitors == 0 and device == self.device and not self._is_here(stream, device):
@@ -158,7 +155,7 @@ class Pool:
 
     def leave(self) -> None:
         """End of a visit."""
-        with self._lock:
+        with self.lock:
             self.visitors -= 1
         if self.overflow is not None:
             self.overflow.drain()
@@ -178,7 +175,7 @@ class Pool:
 
     def new_owner(self) -> Owner:
         """The owner of a new step's tokens."""
-        with self._lock:
+        with self.lock:
             self._step_number += 1
             self.steps += 1
             self.open_steps.add(self._step_number)
@@ -265,7 +262,7 @@ class Pool:
         return MemoryPointer(memory, 0)
 
     def _carve(self, size: int) -> int | None:
-        with self._lock:
+        with self.lock:
             # A finalizer that garbage collection runs in here may allocate; it must not see half a change, so it gets
             # overflow memory.
             if self._busy:
@@ -288,21 +285,24 @@ class Pool:
             first, self.reported = not self.reported, True
         if first:  # before anything else can go wrong
             path = "pool" if self.overflow is not None else "refused"
-            self._announce(nbytes, size, path, self._words(size, foreign, stream, device))
+            facts.announce(self, nbytes, size, path, facts.words(self, size, foreign, stream, device))
         if self.overflow is None:
             self.refused += 1
-            raise self.error(nbytes, size, f"overflow='raise': {self._words(size, foreign, stream, device)}")
+            raise facts.failure(
+                self, nbytes, size, f"overflow='raise': {facts.words(self, size, foreign, stream, device)}"
+            )
         try:
             memory = self.overflow.allocate(size, stream, device, visit.owner.outside)
         except OverflowMemoryError:
             self.refused += 1
             free, total = driver.memory()
-            raise self.error(
+            raise facts.failure(
+                self,
                 nbytes,
                 size,
                 f"the device has no room either: {free:,} of {total:,} bytes are free, the overflow pool holds "
                 f"{self.overflow.reserved_nbytes():,}, other pools hold {_listed(driver.other_pools())}; "
-                f"{self._words(size, foreign, stream, device)}",
+                f"{facts.words(self, size, foreign, stream, device)}",
             ) from None
         self.spilled += 1
         self.largest = max(self.largest, size)
@@ -315,25 +315,6 @@ class Pool:
         if self.recorder is not None:
             self.recorder.overflowed(size, calling_line())
         return MemoryPointer(memory, 0)
-
-    def _words(self, size: int, foreign: bool, stream: Any, device: int) -> str:
-        if foreign:
-            return (
-                f"the request comes from stream {stream.ptr} on device {device}, but the arena is bound to stream "
-                f"{self.stream.ptr} on device {self.device}; enter an arena of its own under that stream"
-            )
-        return verdict(self.stats(), size, self.holders())
-
-    def _announce(self, nbytes: int, size: int, path: str, words: str) -> None:
-        free = None if path == "capture-refused" else self._device_free()
-        text = line(self.stats(), path=path, requested=nbytes, aligned=size, device_free_nbytes=free, words=words)
-        logger.warning("%s", text)
-
-    def _device_free(self) -> int | None:
-        try:
-            return self.driver.memory()[0]
-        except DEVICE_ERROR:
-            return None
 
     def _refuse_capture(self, nbytes: int, size: int, *, bare: bool) -> None:
         self.refused += 1
@@ -350,76 +331,16 @@ class Pool:
             )
         first, self.reported = not self.reported, True
         if first:
-            self._announce(nbytes, size, "capture-refused", words)
-        raise self.error(nbytes, size, words)
-
-    def error(self, nbytes: int, size: int, words: str) -> ArenaOutOfMemoryError:
-        stats = self.stats()
-        return ArenaOutOfMemoryError(
-            f"no memory for {nbytes:,} bytes in an arena of {format_nbytes(self.capacity)} with "
-            f"{format_nbytes(stats.used_nbytes)} in {stats.live_blocks:,} live blocks: {words}",
-            stats,
-            size,
-        )
-
-    # Looking
-
-    def tokens(self) -> list[Any]:
-        """Everything alive that the arena gave out, found among the objects that garbage collection knows."""
-        kinds = {self.token, self.tagged, None if self.overflow is None else self.overflow.token}
-        return [found for found in gc.get_objects() if type(found) in kinds]
-
-    def holders(self) -> list[Holder]:
-        """Live blocks of slab and overflow with the age of their step."""
-        found = []
-        plain, tagged = self.token, self.tagged
-        for token in self.tokens():
-            owner, site = token._owner, None
-            if type(token) is tagged:
-                owner, site = owner[0], owner[1]
-            elif type(token) is not plain:
-                continue
-            age = "outside" if owner.number == 0 else "now" if owner.number in self.open_steps else "earlier"
-            found.append(Holder(token.size, age, site))
-        return found
+            facts.announce(self, nbytes, size, "capture-refused", words)
+        raise facts.failure(self, nbytes, size, words)
 
     def stats(self) -> ArenaStats:
         """One snapshot; no driver call."""
-        with self._lock:
-            blocks = self.blocks
-            n_live, used = blocks.live()
-            free = blocks.free_blocks()
-            outside_blocks, outside = self.overflow.live() if self.overflow is not None else (0, 0)
-            allocations = self.gate.allocations
-            return ArenaStats(
-                epoch=self.epoch,
-                capacity_nbytes=self.capacity,
-                used_nbytes=used,
-                free_nbytes=self.capacity - used,
-                largest_free_nbytes=max((size for _, size in free), default=0),
-                peak_nbytes=blocks.high - blocks.base,
-                needed_nbytes=max(self.needed, blocks.high - blocks.base),
-                live_blocks=n_live,
-                free_blocks=len(free),
-                allocations=allocations,
-                largest_nbytes=self.largest,
-                hits=allocations - self.carved - self.spilled,
-                misses=self.misses,
-                merges=blocks.merges - self.merges_before,
-                steps=self.steps,
-                escaped_blocks=self.escaped_blocks,
-                overflows=self.overflows,
-                refused=self.refused,
-                foreign_requests=self.foreign_requests,
-                overflow_live_blocks=outside_blocks,
-                overflow_live_nbytes=outside,
-                overflow_peak_nbytes=max(self.overflow_peak, outside),
-                captured_blocks=self.captured_blocks,
-            )
+        return facts.snapshot(self)
 
     def reset(self) -> None:
         """Start an epoch: counters at zero, the line armed again, free blocks merged. What lives stays."""
-        with self._lock:
+        with self.lock:
             blocks = self.blocks
             busy, self._busy = self._busy, True
             if not busy:

@@ -10,7 +10,8 @@ from typing import Any
 from cupy.cuda import MemoryPointer, UnownedMemory, using_allocator
 
 from stager.config import format_nbytes
-from stager.cuda.arena_pool import Pool, logger
+from stager.cuda.arena_facts import failure, logger, tokens
+from stager.cuda.arena_pool import Pool
 from stager.cuda.arena_tokens import Owner, Visit, check_size
 from stager.cuda.blocks import UNIT, Blocks, round_up
 from stager.cuda.overflow import Overflow, OverflowMemoryError
@@ -115,7 +116,7 @@ def _judge(pool: Pool, on_escape: str) -> None:
 def _made_by(pool: Pool, numbers: set[int]) -> list[Holder]:
     outside = None if pool.overflow is None else pool.overflow.token
     found = []
-    for token in pool.tokens():
+    for token in tokens(pool):
         owner, site = token._owner, None
         if type(token) is pool.tagged:
             owner, site = owner[0], owner[1]
@@ -265,7 +266,7 @@ class Measure:
         try:
             memory = self._overflow.allocate(size, stream, device, pool.owner.outside)
         except OverflowMemoryError:
-            raise pool.error(nbytes, size, "the device ran out of memory while the step was measured") from None
+            raise failure(pool, nbytes, size, "the device ran out of memory while the step was measured") from None
         try:
             place = blocks.bins[size].pop()
         except (KeyError, IndexError):
