@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from stager.bars.interval import Interval
+from stager.bars.read import Decision, InputFile
 from stager.errors import ConfigError, NotAPackError, PackDamagedError, PackError, PackVersionError
 
 FORMAT_VERSION = 1
@@ -30,23 +31,6 @@ class Column(msgspec.Struct, frozen=True):
     name: str
     role: Role
     n_missing: int
-
-
-class Input(msgspec.Struct, frozen=True):
-    """An input file: its name as given, size, rows read, and rows that became no bar."""
-
-    name: str
-    size_nbytes: int
-    n_rows: int
-    n_dropped: int
-
-
-class Decision(msgspec.Struct, frozen=True):
-    """What was decided about the input, and from what."""
-
-    what: str
-    value: str
-    source: str
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -82,7 +66,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     n_rows: int
     n_symbols: int
     fingerprint: str
-    inputs: list[Input]
+    inputs: list[InputFile]
     decisions: list[Decision]
     dropped: dict[str, int]
     warnings: list[str]

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -25,8 +26,6 @@ from stager.packs.manifest import (
     FORMAT_VERSION,
     MANIFEST,
     Column,
-    Decision,
-    Input,
     Manifest,
     Role,
     Segment,
@@ -216,8 +215,8 @@ def _manifest(bars: Bars, n_missing: list[int], segments: list[Segment], fingerp
         n_rows=len(bars.arranged.times),
         n_symbols=len(bars.symbols),
         fingerprint=fingerprint,
-        inputs=[Input(readable(i.name), i.size_nbytes, i.n_rows, i.n_dropped) for i in bars.inputs],
-        decisions=[Decision(d.what, d.value, d.source) for d in bars.decisions],
+        inputs=[replace(one, name=readable(one.name)) for one in bars.inputs],
+        decisions=list(bars.decisions),
         dropped=dict(bars.dropped),
         warnings=list(bars.warnings),
         segments=segments,
