@@ -7,9 +7,9 @@ rows belong. Then the times inside every symbol are looked at, and only symbols 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -73,19 +73,24 @@ class Arranged:
     n_columns: int
     placed: list[Placed]
     n_duplicates: int = 0
+    _columns: list[Float64] | None = None
+    # Several threads may ask for the columns at once.
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    @cached_property
+    @property
     def columns(self) -> list[Float64]:
-        """Each column, ndarray of float64, shape (n_rows,)."""
-        columns = [np.empty(len(self.times), dtype=np.float64) for _ in range(self.n_columns)]
+        """Each column, ndarray of float64, shape (n_rows,); brought into order by the first who asks."""
+        with self._lock:
+            if self._columns is None:
+                columns = [np.empty(len(self.times), dtype=np.float64) for _ in range(self.n_columns)]
 
-        def fill(placed: Placed) -> None:
-            for values, column in zip(placed.part.columns, columns, strict=True):
-                placed.put(values, column)
+                def fill(placed: Placed) -> None:
+                    for values, column in zip(placed.part.columns, columns, strict=True):
+                        placed.put(values, column)
 
-        parallel(fill, self.placed, threads=thread_count())
-        self.placed = []
-        return columns
+                parallel(fill, self.placed, threads=thread_count())
+                self._columns, self.placed = columns, []
+            return self._columns
 
     def rows(self, cast: Callable[[int, Float64], Float32]) -> Float32:
         """The columns side by side, ndarray of float32, shape (n_rows, n_columns); without the float64 columns in order
@@ -98,10 +103,14 @@ class Arranged:
         """
         out = np.empty((len(self.times), self.n_columns), dtype=np.float32)
         if not self.placed:
-            for span in _spans(len(out)):
+            columns = self.columns
+
+            def cast_span(span: tuple[int, int]) -> None:
                 part = slice(*span)
-                for number, column in enumerate(self.columns):
+                for number, column in enumerate(columns):
                     out[part, number] = cast(number, column[part])
+
+            parallel(cast_span, _spans(len(out)))
             return out
 
         def fill(placed: Placed) -> None:
@@ -275,7 +284,7 @@ def _drop_duplicates(arranged: Arranged) -> None:
     keep = np.ones(len(arranged.times), dtype=np.bool_)
     keep[again + 1] = False
     arranged.times = arranged.times[keep]
-    arranged.columns = parallel(lambda column: column[keep], arranged.columns)
+    arranged._columns = parallel(lambda column: column[keep], arranged.columns)
     arranged.counts = arranged.counts - np.bincount(symbols, minlength=len(arranged.counts))
     arranged.first_rows = np.cumsum(arranged.counts) - arranged.counts
     arranged.n_duplicates = len(again)

@@ -40,8 +40,6 @@ class HostGather:
     index : SampleIndex
     """
 
-    xp = np
-
     def __init__(self, rows: FloatArray, index: SampleIndex) -> None:
         self._index = index
         window, n_columns = index.window, rows.shape[1]

@@ -98,8 +98,6 @@ class CudaGather:
         Seconds, for that copy.
     """
 
-    xp = cupy
-
     def __init__(self, rows: Any, index: Tables, stall_timeout: float) -> None:
         device = rows.data.device_id
         self._device = cupy.cuda.Device(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -85,3 +86,20 @@ def test_identical_rows_go_and_others_conflict() -> None:
 
 def test_codes_are_as_small_as_they_can_be() -> None:
     assert [code_type(n).itemsize for n in (0, 1, 256, 257, 65_536, 65_537)] == [1, 1, 1, 2, 2, 4]
+
+
+def test_threads_that_ask_for_the_columns_at_once_get_the_same_right_ones() -> None:
+    n_rows, n_symbols = 300_000, 7
+    codes = np.tile(np.arange(n_symbols, dtype=np.uint8), n_rows // n_symbols + 1)[:n_rows]
+    values = np.arange(n_rows, dtype=np.float64)
+    piece = Piece(codes, np.repeat(np.arange(n_rows // n_symbols + 1), n_symbols)[:n_rows], (values, -values))
+    expected = values[np.argsort(codes, kind="stable")]
+    for _ in range(5):
+        arranged = arrange([piece], n_symbols, 2)
+        with ThreadPoolExecutor(4) as pool:
+            found = [future.result() for future in [pool.submit(lambda one=arranged: one.columns) for _ in range(4)]]
+        for columns in found:
+            assert columns is found[0]
+            assert np.array_equal(columns[0], expected)
+            assert np.array_equal(columns[1], -expected)
+        assert np.array_equal(arranged.rows(lambda number, part: part.astype(np.float32))[:, 0], expected)
