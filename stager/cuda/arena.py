@@ -263,7 +263,7 @@ class Arena:
         pool.check_alive()
         if pool.overflow is not None:
             pool.overflow.drain()
-        live = {token.ptr: token.size for token in tokens(pool) if type(token) in (pool.token, pool.tagged)}
+        live = {token.ptr: token.size for token in tokens(pool) if type(token) is pool.token}
         return picture(pool.stats(), pool.blocks.base, live, pool.blocks.free_blocks(), holders(pool))
 
     def reset(self) -> None:

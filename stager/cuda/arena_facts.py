@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stager.config import format_nbytes
 from stager.cuda.arena_driver import DEVICE_ERROR
 from stager.cuda.arena_tokens import ArenaOutOfMemoryError
-from stager.cuda.report import ArenaStats, Holder, line, verdict
+from stager.cuda.report import ArenaStats, Holder, Site, line, verdict
 
 if TYPE_CHECKING:
     from stager.cuda.arena_pool import Pool
@@ -19,20 +19,22 @@ logger = logging.getLogger("stager.arena")
 
 def tokens(pool: Pool) -> list[Any]:
     """Everything alive that the arena gave out, found among the objects that garbage collection knows."""
-    kinds = {pool.token, pool.tagged, None if pool.overflow is None else pool.overflow.token}
+    kinds = {pool.token, None if pool.overflow is None else pool.overflow.token}
     return [found for found in gc.get_objects() if type(found) in kinds]
+
+
+def owner_of(token: Any) -> tuple[Any, Site | None]:
+    """The step that a token of the slab belongs to, and the line that made it, if it was traced."""
+    return token._owner if type(token._owner) is tuple else (token._owner, None)
 
 
 def holders(pool: Pool) -> list[Holder]:
     """Live blocks of slab and overflow with the age of their step."""
     found = []
-    plain, tagged = pool.token, pool.tagged
     for token in tokens(pool):
-        owner, site = token._owner, None
-        if type(token) is tagged:
-            owner, site = owner[0], owner[1]
-        elif type(token) is not plain:
+        if type(token) is not pool.token:
             continue
+        owner, site = owner_of(token)
         age = "outside" if owner.number == 0 else "now" if owner.number in pool.open_steps else "earlier"
         found.append(Holder(token.size, age, site))
     return found
@@ -59,7 +61,7 @@ def snapshot(pool: Pool) -> ArenaStats:
             allocations=allocations,
             largest_nbytes=pool.largest,
             hits=allocations - pool.carved - pool.spilled,
-            misses=pool.misses,
+            misses=pool.carved + pool.unfit,
             merges=blocks.merges - pool.merges_before,
             steps=pool.steps,
             escaped_blocks=pool.escaped_blocks,

@@ -1,8 +1,8 @@
 """The allocator itself: a short fast path, and a slow path for everything else.
 
-A request whose size has a free block takes it from its bin, and that is all. *Everything* else goes the slow way: fresh
-slab, merging, overflow, another stream or device, capture, tracing, poison, a forked child. Modes that must see every
-request close the gate, so that the fast path needs one comparison for all of them.
+A request that came before and finds a free block in its bin takes it, and that is all. *Everything* else goes the slow
+way: fresh slab, merging, overflow, another stream or device, capture, tracing, poison, a forked child. Modes that must
+see every request close the gate, so that the fast path needs one comparison for all of them.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from cupy.cuda import MemoryPointer, UnownedMemory
@@ -28,14 +29,16 @@ from stager.cuda.arena_tokens import (
     Visit,
     calling_line,
     check_size,
-    token_types,
+    give_back_told,
+    token_type,
 )
-from stager.cuda.blocks import UNIT, Blocks
+from stager.cuda.blocks import UNIT, Block, Blocks, round_up
 from stager.cuda.overflow import Overflow, OverflowMemoryError
 from stager.cuda.report import ArenaStats, fitting
 from stager.errors import ArenaError
 
 _PER_THREAD = 2  # cudaStreamPerThread
+_MOST_REQUESTS = 4096
 
 
 def _after_fork(reference: weakref.ref[Pool]) -> None:
@@ -50,7 +53,7 @@ class Pool:
     epoch = -1
     merges_before = 0
     # Counters of the epoch. Each update is one step under the interpreter's lock, so threads lose none.
-    largest = misses = carved = spilled = steps = escaped_blocks = 0
+    largest = carved = unfit = spilled = steps = escaped_blocks = 0
     overflows = refused = foreign_requests = overflow_peak = needed = 0
     reported = foreign_reported = escape_reported = False
 
@@ -61,6 +64,8 @@ class Pool:
         self.blocks = Blocks(0, 0)
         self.slab = self._open_slab()
         self.blocks = Blocks(self.slab.ptr, capacity)
+        # The bin by the request itself, for sizes that recur: rounding and looking up take as long as all the rest.
+        self.by_request: dict[int, list[Block]] = {}
         self.owner = Owner(self.slab, 0)
         self.gate = Gate()
         self.recorder: Any = None
@@ -75,7 +80,7 @@ class Pool:
         self.lock = threading.RLock()
         self._busy = self._can_capture = False
         self.reset()
-        self.token, self.tagged = token_types(self.blocks.bins)
+        self.token = token_type()
         reference = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _after_fork(reference))
 
@@ -184,7 +189,7 @@ class Pool:
     # Allocating
 
     def _fast(self, visit: Visit, current: Callable[[], object]) -> Malloc:
-        gate, bins, token, pointer = self.gate, self.blocks.bins, self.token, MemoryPointer
+        gate, by_request, token, pointer = self.gate, self.by_request, self.token, MemoryPointer
         device, slow, miss = self.device, self._slow, self._miss
 
         def malloc(nbytes: int) -> Any:
@@ -192,32 +197,41 @@ class Pool:
                 here = current()
             except DEVICE_ERROR:  # a forked child, which the slow path tells
                 return slow(nbytes, visit)
-            if here is gate.stream:
-                size = (nbytes + 511) & -512
-                try:
-                    start = bins[size].pop()
-                except LookupError:
-                    pass
-                else:
-                    gate.allocations += 1
-                    return pointer(token(start, size, visit.owner, device), 0)
-                return miss(nbytes, size, visit)
+            if here is gate.stream and type(nbytes) is int:
+                stack = by_request.get(nbytes)
+                if stack:
+                    try:
+                        start, size, give_back = stack.pop()
+                    except IndexError:  # another thread took the last one
+                        pass
+                    else:
+                        gate.allocations += 1
+                        memory = token(start, size, visit.owner, device)
+                        memory.__del__ = give_back
+                        return pointer(memory, 0)
+                return miss(nbytes, visit)
             return slow(nbytes, visit)
 
         return malloc
 
-    def _miss(self, nbytes: Any, size: int, visit: Visit) -> Any:
-        """An empty bin while the gate was open: the shortest way to a new block."""
-        if size > 0 and type(nbytes) is int and not (self._can_capture and self.driver.capturing(self.stream)):
-            start = self._carve(size)
-            if start is not None:
-                self.misses += 1
+    def _miss(self, nbytes: int, visit: Visit) -> Any:
+        """A request that did not come before, or whose bin is empty, while the gate was open."""
+        size = (nbytes + 511) & -512
+        block = self._binned(nbytes, size) if self.blocks.bins.get(size) else None
+        if block is None:
+            if size <= 0 or (self._can_capture and self.driver.capturing(self.stream)):
+                return self._slow(nbytes, visit)
+            block = self._carve(size)
+            if block is None:
+                return self._slow(nbytes, visit)
+            if type(block) is tuple:
                 self.carved += 1
-                self.gate.allocations += 1
-                if size > self.largest:
-                    self.largest = size
-                return MemoryPointer(self.token(start, size, visit.owner, self.device), 0)
-        return self._slow(nbytes, visit)
+            if size > self.largest:
+                self.largest = size
+        self.gate.allocations += 1
+        memory = self.token(block[0], size, visit.owner, self.device)
+        memory.__del__ = block[2]
+        return MemoryPointer(memory, 0)
 
     def _slow(self, nbytes: Any, visit: Visit) -> Any:
         nbytes = check_size(nbytes)
@@ -226,42 +240,53 @@ class Pool:
         stream, device = driver.stream(), driver.device()
         if nbytes == 0:
             return MemoryPointer(UnownedMemory(0, 0, self.owner, device), 0)
-        size = (nbytes + UNIT - 1) & -UNIT
+        size = round_up(nbytes)
         if not self._is_here(stream, device):
             return self._spill(nbytes, size, visit, stream, device, foreign=True)
-        stack = self.blocks.bins.get(size)
-        try:
-            start = stack.pop() if stack else None
-        except IndexError:  # another thread took the last one
-            start = None
-        carved = start is None
-        if start is None:
+        block = self._binned(nbytes, size)
+        if block is None:
             if visit.capture is None and driver.capturing(stream):
                 self._refuse_capture(nbytes, size, bare=True)
-            self.misses += 1
-            start = self._carve(size)
-            if start is None:
+            block = self._carve(size)
+            if block is None:
+                self.unfit += 1
                 return self._spill(nbytes, size, visit, stream, device, foreign=False)
+            self.largest = max(self.largest, size)
+        start, _, give_back = block
+        owner: Any = visit.owner
         recorder = self.recorder
         if self.trace or recorder is not None:
             site = calling_line()
-            freed = None if recorder is None else recorder.freed
-            memory = self.tagged(start, size, (visit.owner, site, freed), device)
-        else:
-            memory = self.token(start, size, visit.owner, device)
+            owner = (owner, site)
+            if recorder is not None:
+                give_back = partial(give_back_told, give_back, recorder.freed, (size, site))
+                recorder.allocated(size, site)
+        memory = self.token(start, size, owner, device)
+        memory.__del__ = give_back
         if self.poison and visit.capture is None:
             driver.fill(start, size, stream)
         self.gate.allocations += 1
-        if carved:
+        if type(block) is tuple:
             self.carved += 1
-            self.largest = max(self.largest, size)
-        if recorder is not None:
-            recorder.allocated(size, site)
         if visit.capture is not None:
             visit.capture.hold(memory)
         return MemoryPointer(memory, 0)
 
-    def _carve(self, size: int) -> int | None:
+    def _binned(self, nbytes: int, size: int) -> Block | None:
+        """A free block of that size, if there is one; then the request is known from now on."""
+        stack = self.blocks.bins.get(size)
+        if not stack:
+            return None
+        try:
+            block = stack.pop()
+        except IndexError:  # another thread took the last one
+            return None
+        if len(self.by_request) >= _MOST_REQUESTS:
+            self.by_request.clear()
+        self.by_request[nbytes] = stack
+        return block
+
+    def _carve(self, size: int) -> Block | None:
         with self.lock:
             # A finalizer that garbage collection runs in here may allocate; it must not see half a change, so it gets
             # overflow memory.
@@ -349,17 +374,15 @@ class Pool:
             blocks.high = blocks.top
             self.merges_before = blocks.merges
             self.gate.allocations = 0
-            self.largest = self.misses = self.carved = self.spilled = self.steps = self.escaped_blocks = 0
+            self.largest = self.carved = self.unfit = self.spilled = self.steps = self.escaped_blocks = 0
             self.overflows = self.refused = self.foreign_requests = self.overflow_peak = self.needed = 0
             self.reported = self.foreign_reported = self.escape_reported = False
             self.epoch += 1
 
     def after_fork(self) -> None:
-        """In a forked child: refuse every request, let destructors do nothing, and forget what CUDA holds."""
+        """In a forked child: refuse every request, and forget what CUDA holds. Destructors only ever append."""
         self.forked = True
         self.gate.stream = CLOSED
-        for kind in (self.token, self.tagged):
-            kind.__del__ = lambda token: None
         self.slab.ptr = 0
         if self.overflow is not None:
             self.overflow.after_fork()

@@ -10,9 +10,9 @@ from typing import Any
 from cupy.cuda import MemoryPointer, UnownedMemory, using_allocator
 
 from stager.config import format_nbytes
-from stager.cuda.arena_facts import failure, logger, tokens
+from stager.cuda.arena_facts import failure, logger, owner_of, tokens
 from stager.cuda.arena_pool import Pool
-from stager.cuda.arena_tokens import Owner, Visit, check_size
+from stager.cuda.arena_tokens import Owner, Visit, check_size, token_type
 from stager.cuda.blocks import UNIT, Blocks, round_up
 from stager.cuda.overflow import Overflow, OverflowMemoryError
 from stager.cuda.report import Holder, largest_sites
@@ -117,11 +117,7 @@ def _made_by(pool: Pool, numbers: set[int]) -> list[Holder]:
     outside = None if pool.overflow is None else pool.overflow.token
     found = []
     for token in tokens(pool):
-        owner, site = token._owner, None
-        if type(token) is pool.tagged:
-            owner, site = owner[0], owner[1]
-        elif type(token) is outside:
-            owner = owner[1]
+        owner, site = (token._owner[1], None) if type(token) is outside else owner_of(token)
         if owner.number in numbers:
             found.append(Holder(token.size, "earlier", site))
     return found
@@ -228,15 +224,11 @@ class Measure:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._blocks = blocks = Blocks(UNIT, 1 << 60)
+        self._blocks = Blocks(UNIT, 1 << 60)
         self._overflow = pool.overflow or Overflow(pool.driver, pool.device, 0)
         self._scope: AbstractContextManager[Any] | None = None
         self.allocations = self.largest_nbytes = self.peak_nbytes = 0
-
-        def give_back(token: Any) -> None:
-            blocks.bins[token.size].append(token._owner[0])
-
-        self._token: Any = type("MeasuredToken", (UnownedMemory,), {"__slots__": (), "__del__": give_back})
+        self._token = token_type()
 
     @property
     def capacity_nbytes(self) -> int:
@@ -273,7 +265,8 @@ class Measure:
             taken = blocks.take(size)
             assert taken is not None
             place = taken
-        token = self._token(memory.ptr, size, (place, memory, visit.owner), device)
+        token = self._token(memory.ptr, size, (memory, visit.owner), device)
+        token.__del__ = place[2]
         self.allocations += 1
         self.largest_nbytes = max(self.largest_nbytes, size)
         self.peak_nbytes = max(self.peak_nbytes, blocks.live()[1])

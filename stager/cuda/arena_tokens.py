@@ -112,22 +112,16 @@ def calling_line() -> Site:
     return frame.f_code.co_filename, frame.f_lineno
 
 
-def token_types(bins: dict[int, list[int]]) -> tuple[Any, Any]:
-    """The types of an arena's tokens: plain, and tagged with (owner, line, queue of a recorder).
+def token_type() -> Any:
+    """The type of an arena's tokens, made for one arena so that its tokens can be told from those of another.
 
-    They are made for one arena, so that a destructor finds its bins without an attribute in every token, and so that
-    those of a forked child can be switched off. Destructors run inside malloc, on any thread, during garbage collection
-    and at exit: they append, and nothing else.
+    A token's destructor is an attribute: a callable that does one atomic step, without a Python frame of its own.
+    Destructors run inside malloc, on any thread, during garbage collection and at exit: they append, and nothing else.
     """
+    return type("Token", (UnownedMemory,), {"__slots__": ("__del__",)})
 
-    def give_back(token: Any) -> None:
-        bins[token.size].append(token.ptr)
 
-    def give_back_tagged(token: Any) -> None:
-        bins[token.size].append(token.ptr)
-        freed = token._owner[2]
-        if freed is not None:
-            freed.append((token.size, token._owner[1]))
-
-    plain = type("Token", (UnownedMemory,), {"__slots__": (), "__del__": give_back})
-    return plain, type("TaggedToken", (UnownedMemory,), {"__slots__": (), "__del__": give_back_tagged})
+def give_back_told(give_back: Callable[[], None], freed: Any, what: tuple[int, Site]) -> None:
+    """The destructor of a token whose end a recorder wants to know."""
+    give_back()
+    freed.append(what)

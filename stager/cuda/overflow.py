@@ -12,11 +12,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from cupy.cuda import UnownedMemory
-
 from stager.cuda.arena_driver import DEVICE_ERROR, Driver
+from stager.cuda.arena_tokens import token_type
 
 _PER_THREAD = 2  # cudaStreamPerThread: one handle, another stream in every thread
 
@@ -59,12 +59,7 @@ class Overflow:
         self._dead: deque[tuple[int, int, Lane]] = deque()
         self.n_issued = self.nbytes_issued = self.n_freed = self.nbytes_freed = 0
         self.forked = False
-        append = self._dead.append
-
-        def __del__(token: Any) -> None:
-            append((token.ptr, token.size, token._owner[0]))
-
-        self.token: Any = type("OverflowToken", (UnownedMemory,), {"__slots__": (), "__del__": __del__})
+        self.token = token_type()
 
     def allocate(self, size: int, stream: Any, device: int, owner: object) -> Any:
         """A token over ``size`` bytes, to be used on ``stream``.
@@ -89,7 +84,9 @@ class Overflow:
         self.n_issued += 1
         self.nbytes_issued += size
         # The token holds the pools, its entry in the queue does not: with the last token the pools go, and drain it.
-        return self.token(start, size, (Lane(stream, device, thread), owner, self), device)
+        token = self.token(start, size, (self, owner), device)
+        token.__del__ = partial(self._dead.append, (start, size, Lane(stream, device, thread)))
+        return token
 
     def _try(self, size: int, pool: int, stream: Any) -> int | None:
         try:
@@ -165,7 +162,6 @@ class Overflow:
     def after_fork(self) -> None:
         """Never speak to CUDA again: this is a child of the process that owns the pools."""
         self.forked = True
-        self.token.__del__ = lambda token: None
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # Reached when arena and tokens are all gone. At the end of the process the driver cleans up by itself.
