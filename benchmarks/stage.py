@@ -124,12 +124,6 @@ def pack_to_gpu(folder: Path, n_gib: float) -> list[dict[str, Any]]:
         cold.append(measure(ours, after=close, repeats=1, warm_up=0)["seconds"])
     rows = np.asarray(stager.open_pack(path).rows)
     float(rows[::16].sum())  # into the page cache
-    cold = []
-    for _ in range(2):
-        drop_cache()
-        cold.append(measure(ours, after=close, repeats=1, warm_up=0)["seconds"])
-    rows = np.asarray(stager.open_pack(path).rows)
-    float(rows[::16].sum())  # into the page cache
     memory_of = [cupy.cuda.Memory(nbytes)]
     driver = CudaDriver(0)
     registration = upload.Registration(rows, driver)
@@ -145,7 +139,6 @@ def pack_to_gpu(folder: Path, n_gib: float) -> list[dict[str, Any]]:
     transfer_row = timed("the transfer alone, from a registered mapping", transfer)
     registration.release()
     memory_of.clear()
-    slowest = {"seconds": float(np.median(cold)), "min": min(cold), "max": max(cold), "n": len(cold)}
     slowest = {"seconds": float(np.median(cold)), "min": min(cold), "max": max(cold), "n": len(cold)}
     results += [
         transfer_row,

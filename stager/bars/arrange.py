@@ -157,7 +157,7 @@ def arrange(
     """
     n_rows = sum(len(piece) for piece in pieces)
     rows_in_range = max(_RANGE_ROWS, n_symbols, n_rows // (8 * thread_count()))
-    ranges = _cut(pieces, rows_in_range)
+    ranges = parallel(_join, _cut(pieces, rows_in_range, max(_RANGE_ROWS // 8, n_symbols)), threads=thread_count())
     by_range = np.zeros((len(ranges), n_symbols), dtype=np.int64)
 
     def count(number: int) -> None:
@@ -201,36 +201,31 @@ def arrange(
     return arranged
 
 
-def _cut(pieces: Sequence[Piece], n_rows: int) -> list[Piece]:
-    """The same rows in ranges of about ``n_rows``: large pieces are cut, small ones joined."""
-    ranges: list[Piece] = []
+def _cut(pieces: Sequence[Piece], most: int, least: int) -> list[list[Piece]]:
+    """The same rows in ranges of at most `most` rows, small pieces together until they have `least`."""
+    ranges: list[list[Piece]] = []
     small: list[Piece] = []
     n_small = 0
-
-    def join() -> None:
-        if len(small) == 1:
-            ranges.append(small[0])
-        elif small:
-            columns = zip(*(piece.columns for piece in small), strict=True)
-            ranges.append(
-                Piece(
-                    np.concatenate([piece.codes for piece in small]),
-                    np.concatenate([piece.times for piece in small]),
-                    tuple(np.concatenate(parts) for parts in columns),
-                )
-            )
-        small.clear()
-
     for piece in pieces:
-        for first in range(0, len(piece), n_rows):
-            rows = slice(first, first + n_rows)
+        for first in range(0, len(piece), most):
+            rows = slice(first, first + most)
             small.append(Piece(piece.codes[rows], piece.times[rows], tuple(column[rows] for column in piece.columns)))
             n_small += len(small[-1])
-            if n_small * 2 > n_rows:
-                join()
-                n_small = 0
-    join()
-    return ranges
+            if n_small >= least:
+                ranges.append(small)
+                small, n_small = [], 0
+    return [*ranges, small] if small else ranges
+
+
+def _join(pieces: list[Piece]) -> Piece:
+    if len(pieces) == 1:
+        return pieces[0]
+    columns = zip(*(piece.columns for piece in pieces), strict=True)
+    return Piece(
+        np.concatenate([piece.codes for piece in pieces]),
+        np.concatenate([piece.times for piece in pieces]),
+        tuple(np.concatenate(parts) for parts in columns),
+    )
 
 
 def _spans(n_rows: int) -> list[tuple[int, int]]:

@@ -89,7 +89,7 @@ def check(
     columns = tuple(array.to_numpy(zero_copy_only=False) for array in arrays)
     keep: Mask | None = None
     for name, array, column in zip(PRICES, arrays, columns, strict=False):
-        if _all_finite(column):
+        if all_finite(column):
             continue
         finite = np.isfinite(column)
         if array.null_count < len(column) - np.count_nonzero(finite) and nan == "error":
@@ -116,13 +116,13 @@ def check(
         codes, times, columns = codes[keep], times[keep], tuple(column[keep] for column in columns)
     open_, high, low, close = columns[:4]
     violated = (high < np.maximum(open_, close)) | (low > np.minimum(open_, close))
-    odd = [column[:0] if _all_finite(column) else column for column in columns[4:]]
+    odd = [column[:0] if all_finite(column) else column for column in columns[4:]]
     missing = tuple(int(np.count_nonzero(np.isnan(column))) for column in odd)
     infinite = tuple(int(np.count_nonzero(np.isinf(column))) for column in odd)
     return Checked(Piece(codes, times, columns), n_dropped, int(np.count_nonzero(violated)), infinite, missing)
 
 
-def _all_finite(column: Float64) -> bool:
+def all_finite(column: Float64) -> bool:
     """Whether no value is NaN or infinite, in one pass without a mask; a sum that overflows says no."""
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(column.sum()))

@@ -41,6 +41,7 @@ _MiB = 1 << 20
 # so large that progress is told too seldom.
 _SEGMENT_NBYTES = 2 * _MiB
 _MOST_SEGMENT_NBYTES = 256 * _MiB
+_LINE_NBYTES = 4096
 
 
 def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
@@ -242,11 +243,14 @@ def _segments(opened: Opened, track: Track) -> list[pa.NativeFile]:
     with stream:
         cuts = {0}
         for number in range(1, n_segments):
-            stream.seek(size * number // n_segments)
-            start = stream.tell()
-            line_end = stream.read(_MiB).find(b"\n")
-            if line_end >= 0 and start + line_end + 1 < size:
-                cuts.add(start + line_end + 1)
+            start = size * number // n_segments
+            stream.seek(start)
+            line_end, looked = -1, 0
+            while line_end < 0 and looked < _MiB and (some := stream.read(_LINE_NBYTES)):
+                line_end = some.find(b"\n")
+                looked += len(some) if line_end < 0 else line_end
+            if line_end >= 0 and start + looked + 1 < size:
+                cuts.add(start + looked + 1)
         segments: list[pa.NativeFile] = []
         for first, last in pairwise([*sorted(cuts), size]):
             stream.seek(first)

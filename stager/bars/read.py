@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stager.bars.arrange import Arranged, Conflict, arrange
+from stager.bars.checks import all_finite
 from stager.bars.columns import to_float32
 from stager.bars.decode import Decoded, decode, decode_table
 from stager.bars.detect import Decision
@@ -103,15 +104,30 @@ class Bars:
     def table(self) -> pa.Table:
         return _table(self.arranged, self.symbols, self.names)
 
-    def rows(self) -> npt.NDArray[np.float32]:
-        """The columns side by side, shape (n_rows, n_columns), without building ``table``.
+    def rows(self) -> tuple[npt.NDArray[np.float32], list[int]]:
+        """The columns side by side, without building ``table``.
+
+        Returns
+        -------
+        rows : ndarray of float32, shape (n_rows, n_columns)
+        n_missing : list of int
+            Values of each column that are NaN or infinite.
 
         Raises
         ------
         BarsError
             If a value is too large for float32.
         """
-        return self.arranged.rows(lambda number, values: to_float32(values, self.names[number]))
+        # Appended to by several threads.
+        missing: list[tuple[int, int]] = []
+
+        def cast(number: int, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+            if not all_finite(values):
+                missing.append((number, int(np.count_nonzero(~np.isfinite(values)))))
+            return to_float32(values, self.names[number])
+
+        rows = self.arranged.rows(cast)
+        return rows, [sum(n for column, n in missing if column == number) for number in range(len(self.names))]
 
 
 def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress | None = None) -> Bars:

@@ -98,9 +98,8 @@ def read_bars(source: Source, options: ReadOptions, progress: Progress | None = 
 def pack_in_memory(source: Source, options: ReadOptions = ReadOptions(), *, progress: Progress | None = None) -> Pack:  # noqa: B008
     """The pack of a bar file or Table, held in memory instead of written. Raises as :func:`pack`."""
     bars = read_bars(source, options, progress)
-    rows = bars.rows()
+    rows, n_missing = bars.rows()
     rows.flags.writeable = False
-    n_missing = [int((~np.isfinite(column)).sum()) for column in rows.T]
     manifest = _manifest(bars, n_missing, [Segment("segment-0", len(rows), {})], fingerprint="")
     return Pack(
         None, manifest, rows, lambda: bars.table, bars.symbols, bars.first_rows, bars.counts, times=bars.arranged.times
