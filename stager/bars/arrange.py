@@ -160,10 +160,18 @@ def arrange(
     ranges = parallel(_join, _cut(pieces, rows_in_range, max(_RANGE_ROWS // 8, n_symbols)), threads=thread_count())
     by_range = np.zeros((len(ranges), n_symbols), dtype=np.int64)
 
-    def count(number: int) -> None:
-        by_range[number] = np.bincount(ranges[number].codes, minlength=n_symbols)
+    def group(number: int) -> tuple[Int64 | None, Int64, Int64]:
+        """The order by symbol (None: as they are), the symbols present, and the number of rows of each."""
+        codes, order = ranges[number].codes, None
+        if np.any(codes[1:] < codes[:-1]):
+            order = np.argsort(codes, kind="stable")
+            codes = np.take(codes, order)
+        starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
+        present, length = codes[starts].astype(np.int64), np.diff(starts, append=len(codes))
+        by_range[number, present] = length
+        return order, present, length
 
-    parallel(count, range(len(ranges)))
+    groups = parallel(group, range(len(ranges)), threads=thread_count())
     counts = by_range.sum(axis=0)
     first_rows = np.cumsum(counts) - counts
     starts = first_rows + np.cumsum(by_range, axis=0) - by_range
@@ -171,11 +179,8 @@ def arrange(
 
     def place(number: int) -> Placed:
         part = ranges[number]
-        present = np.flatnonzero(by_range[number])
-        begin, length = starts[number, present], by_range[number, present]
-        order = None
-        if len(present) > 1 and np.any(part.codes[1:] < part.codes[:-1]):
-            order = np.argsort(part.codes, kind="stable")
+        order, present, length = groups[number]
+        begin = starts[number, present]
         if np.all(begin[1:] == begin[:-1] + length[:-1]):
             placed = Placed(part, slice(int(begin[0]), int(begin[0]) + len(part)), order)
         else:

@@ -41,6 +41,7 @@ _MiB = 1 << 20
 # so large that progress is told too seldom.
 _SEGMENT_NBYTES = 2 * _MiB
 _MOST_SEGMENT_NBYTES = 256 * _MiB
+_MOST_BLOCK_NBYTES = 16 * _MiB
 _LINE_NBYTES = 4096
 
 
@@ -165,13 +166,16 @@ def _parse(
     track: Track,
 ) -> pa.Table:
     """The wanted columns, named by their positions."""
-    block = min(8 * _MiB, max(_MiB, opened.source.size_nbytes // (8 * thread_count())))
 
     def blank_rows(row: Any) -> Literal["skip", "error"]:
         return "error" if row.text.strip(" \t") else "skip"
 
     def read(types: dict[str, pa.DataType]) -> pa.Table:
         segments = _segments(opened, track)
+        # A block is a piece for all that follows; one a segment spares the overhead of more.
+        block = min(8 * _MiB, max(_MiB, opened.source.size_nbytes // (8 * thread_count())))
+        if len(segments) > 1:
+            block = min(_MOST_BLOCK_NBYTES, max(segment.size() for segment in segments) + 1)
 
         def parse(number: int) -> pa.Table:
             return pacsv.read_csv(

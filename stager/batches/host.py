@@ -22,11 +22,12 @@ IntArray = npt.NDArray[np.int64]
 Group = tuple[FloatArray, FloatArray | None]
 T = TypeVar("T")
 
-# A task is long enough to be worth handing to a thread, and what is gathered ahead is so little that the C library's
-# allocator keeps the memory for the next ones: with tasks of 4 MiB page faults took longer than the copy.
-_TASK_NBYTES = 1 << 20
+# A task is long enough to be worth handing to a thread.
+_TASK_NBYTES = 4 << 20
 # More threads only wait for each other.
-_MOST_THREADS = 6
+_MOST_THREADS = 4
+# The largest block that makes glibc keep freed memory of its size.
+_KEPT_NBYTES = 31 << 20
 # An order is cheap only for many positions at once.
 _ORDER_POSITIONS = 1 << 14
 
@@ -48,6 +49,9 @@ class HostGather:
         self._windows = as_strided(
             rows.reshape(-1), (len(rows) - window + 1, window * n_columns), (4 * n_columns, 4), writeable=False
         )
+        # Until it has seen a block of that size freed, glibc gives the memory of batches back to the system; the page
+        # faults of the next ones took longer than the copies.
+        np.empty(_KEPT_NBYTES, np.uint8)
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
         # Another thread may close while batches are served.

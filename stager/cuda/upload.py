@@ -153,7 +153,7 @@ def _run_lanes(
 ) -> None:
     """Have `n_lanes` threads take the parts in turn."""
     n_lanes = max(1, min(n_lanes, len(parts)))
-    queue, lock = iter(parts), threading.Lock()
+    queue, lock, opening = iter(parts), threading.Lock(), threading.Lock()
     running, all_drained = [None] * n_lanes, threading.Event()
     ring_nbytes = min(RING_NBYTES, max((stop - first for first, stop in map(_bounds, parts)), default=0))
 
@@ -167,12 +167,15 @@ def _run_lanes(
 
     def job() -> None:
         watch.enter("start")
-        lane = driver.lane()
+        # One lane after the other: each begins as soon as it is open, where all at once wait for the last.
+        with opening:
+            lane = driver.lane()
         rings: list[Ring] = []
 
         def ring() -> Ring:
             if not rings:
-                rings.append(Ring(lane, memory, driver, watch, ring_nbytes))
+                with opening:
+                    rings.append(Ring(lane, memory, driver, watch, ring_nbytes))
             return rings[0]
 
         try:
