@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import timeit
 from collections.abc import Callable, Iterator
@@ -178,30 +179,43 @@ def bytes_of(name: str) -> None:
     """Print the bytes that `name` takes for `varying_steps`."""
     x = cupy.ones(12_000, cupy.float32)
     varying_steps(x)  # kernels are loaded before anything is measured
+    if name != "stager Arena":
+        print(json.dumps({"device_nbytes": taken(lambda: allocators_one(name, 32 * MIB), x)[0]}))
+        return
+    with Arena("1MiB") as probe, probe.measure() as need:
+        varying_steps(x)
+    capacity = -(-need.peak_nbytes // MIB) * MIB
+    del probe, need
+    while True:  # the smallest whole MiB that holds it all
+        nbytes, arena = taken(lambda capacity=capacity: Arena(capacity), x)  # type: ignore[misc]
+        if not (overflows := arena.stats().overflows):
+            break
+        del arena
+        capacity += MIB
+    print(json.dumps({"device_nbytes": nbytes, "overflows": overflows}))
+
+
+def taken(allocator: Callable[[], Any], x: Any) -> tuple[int, Any]:
+    """Most device bytes that the steps took, looked at all the time from another thread; and the allocator's scope."""
     cupy.get_default_memory_pool().free_all_blocks()
     runtime.deviceSynchronize()
-    if name == "stager Arena":
-        with Arena("1MiB") as probe, probe.measure() as need:
-            varying_steps(x)
-        capacity = -(-need.peak_nbytes * 9 // 8 // MIB) * MIB
-        del probe, need
-    else:
-        capacity = 32 * MIB
-    cupy.get_default_memory_pool().free_all_blocks()
-    runtime.deviceSynchronize()
-    before = runtime.memGetInfo()[0]
-    extra = {}
-    if name == "stager Arena":
-        scope: Any = Arena(capacity)
-        extra = {"capacity_nbytes": capacity}
-    else:
-        scope = allocators_one(name, capacity)
+    before = least = runtime.memGetInfo()[0]
+    done = threading.Event()
+
+    def look() -> None:
+        nonlocal least
+        while not done.is_set():
+            least = min(least, runtime.memGetInfo()[0])
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    scope = allocator()
     with scope:
         varying_steps(x)
         runtime.deviceSynchronize()
-        if name == "stager Arena":
-            extra["overflows"] = scope.stats().overflows
-        print(json.dumps({"device_nbytes": before - runtime.memGetInfo()[0]} | extra))
+    done.set()
+    watcher.join()
+    return int(before - least), scope
 
 
 def allocators_one(name: str, capacity: int) -> Any:

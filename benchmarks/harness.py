@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tables import seconds
+
 from stager.bars.threads import thread_count
 from stager.batches.devices import count_devices
 from stager.version import __version__
@@ -91,9 +93,8 @@ def show(title: str, rows: list[dict[str, Any]]) -> None:
             for key, value in r.items()
             if key not in ("name", "seconds", "min", "max", "n", "gbps")
         )
-        print(
-            f"{r['name']:<{width}}  {r['seconds']:9.4f} s ({r['min']:.4f} to {r['max']:.4f}, n {r['n']}){rate}  {extra}"
-        )
+        spread = f"({seconds(r['min'])} to {seconds(r['max'])}, n {r['n']})"
+        print(f"{r['name']:<{width}}  {seconds(r['seconds']):>8} {spread:<30}{rate}  {extra}")
 
 
 def _commit() -> str:

@@ -32,7 +32,7 @@ from stager.cuda.arena_tokens import (
     give_back_told,
     token_type,
 )
-from stager.cuda.blocks import UNIT, Block, Blocks, round_up
+from stager.cuda.blocks import Block, Blocks, round_up
 from stager.cuda.overflow import Overflow, OverflowMemoryError
 from stager.cuda.report import ArenaStats, fitting
 from stager.errors import ArenaError
