@@ -155,15 +155,13 @@ def measure(rounds: int, capacity: int) -> tuple[list[dict[str, Any]], dict[str,
     return sorted(rows, key=lambda row: list(dict.fromkeys(what for what, _ in figures)).index(row["name"])), missing
 
 
-def device_bytes() -> list[dict[str, Any]]:
+def device_bytes(names: list[str]) -> list[dict[str, Any]]:
     """What each allocator takes from the device for one and the same work, in a process of its own."""
     rows = []
-    for name in ("CuPy MemoryPool", "stager Arena", "CuPy MemoryAsyncPool", "cudaMallocAsync", "RMM pool", "RMM arena"):
+    for name in names:
         command = [sys.executable, __file__, "--bytes-of", name]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=_environment())
-        if done.returncode == 0:
-            taken = json.loads(done.stdout.splitlines()[-1])
-            rows.append({"name": "work of 20 varying steps", "allocator": name} | taken)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=300, env=_environment())
+        rows.append({"name": "work of 20 varying steps", "allocator": name} | json.loads(done.stdout.splitlines()[-1]))
     return rows
 
 
@@ -310,7 +308,8 @@ def main() -> None:
         bytes_of(options.bytes_of)
         return
     rows, missing = measure(options.rounds, 256 * MIB)
-    tables = {"allocation": rows, "device_bytes": device_bytes()}
+    names = [name for name in dict.fromkeys(row["allocator"] for row in rows) if "traced" not in name]
+    tables = {"allocation": rows, "device_bytes": device_bytes(names)}
     if not options.no_trainer:
         tables["trainer"] = trainer(options.trainer_rounds)
     for table in tables.values():
