@@ -202,7 +202,7 @@ def taken(allocator: Callable[[], Any], x: Any) -> tuple[int, Any]:
 
     def look() -> None:
         nonlocal least
-        while not done.is_set():
+        while not done.wait(0.0005):
             least = min(least, runtime.memGetInfo()[0])
 
     watcher = threading.Thread(target=look)

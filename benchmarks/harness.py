@@ -73,11 +73,12 @@ def machine() -> dict[str, Any]:
 
 
 def save(name: str, tables: dict[str, list[dict[str, Any]]]) -> Path:
-    """Write the tables of a run with the machine they were measured on."""
+    """Write the tables of a run with the machine they were measured on; others in the file stay."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    commits = dict.fromkeys(tables, _commit())
-    result = {"machine": machine(), "commits": commits, "tables": tables}
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"commits": {}, "tables": {}}
+    commits = before["commits"] | dict.fromkeys(tables, _commit())
+    result = {"machine": machine(), "commits": commits, "tables": before["tables"] | tables}
     path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return path
 

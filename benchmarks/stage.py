@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -279,23 +280,28 @@ def numpy_batches() -> list[dict[str, Any]]:
     return rows
 
 
+PARTS: dict[str, tuple[str, Callable[[Path, argparse.Namespace], list[dict[str, Any]]]]] = {
+    "numpy": ("Batches on NumPy", lambda folder, options: numpy_batches()),
+    "arrays": ("Many arrays to the GPU", lambda folder, options: many_arrays()),
+    "csv": ("CSV to the GPU", lambda folder, options: csv_to_gpu(folder, options.csv_rows)),
+    "pack": ("Pack to the GPU", lambda folder, options: pack_to_gpu(folder, options.gib)),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gib", type=float, default=4.25, help="size of the pack's rows [%(default)s]")
     parser.add_argument("--csv-rows", type=int, default=10_000_000, help="[%(default)s]")
+    parser.add_argument("--only", choices=PARTS, help="one part; the result file keeps the others")
     options = parser.parse_args()
-    tables = {"Batches on NumPy": numpy_batches()}
-    show("Batches on NumPy", tables["Batches on NumPy"])
-    if count_devices():
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            for title, run in (
-                ("Many arrays to the GPU", many_arrays),
-                ("CSV to the GPU", lambda: csv_to_gpu(folder, options.csv_rows)),
-                ("Pack to the GPU", lambda: pack_to_gpu(folder, options.gib)),
-            ):
-                tables[title] = run()
+    tables: dict[str, list[dict[str, Any]]] = {}
+    has_gpu = count_devices() > 0
+    with tempfile.TemporaryDirectory() as name:
+        for part, (title, run) in PARTS.items():
+            if options.only in (None, part) and (has_gpu or part == "numpy"):
+                tables[title] = run(Path(name), options)
                 show(title, tables[title])
+    if has_gpu:
         print("\nwritten:", save("stage", tables))
     else:
         print("\nno GPU: the other parts, and the result file, need one")

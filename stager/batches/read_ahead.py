@@ -12,26 +12,33 @@ import numpy.typing as npt
 from stager.packs.layout import Pack
 
 _READ_AHEAD_NBYTES = 512 << 20
-_READ_AHEAD_STEP_NBYTES = 16 << 20
+_STEP_NBYTES = 16 << 20
+_N_SAMPLES = 16
 
 
 def read_ahead(pack: Pack) -> Callable[[int, int], None]:
     """Have the kernel read the mapped rows ahead of the upload, for files that are not in the page cache."""
     rows: npt.NDArray[np.float32] = pack.rows
     mapping: mmap.mmap = rows._mmap  # type: ignore[attr-defined]
-    header = len(mapping) - rows.nbytes
-    address = rows.ctypes.data - header
-    mincore = ctypes.CDLL(None).mincore
-    flags = ctypes.create_string_buffer(1)
-    asked = 0
+    header, size = len(mapping) - rows.nbytes, len(mapping)
+    # To ask for what is there already takes longer than to copy it.
+    asked = size if _is_cached(mapping, rows.ctypes.data - header) else 0
 
     def ask(first: int, stop: int) -> None:
         nonlocal asked
-        while asked < min(header + stop + _READ_AHEAD_NBYTES, len(mapping)):
-            # The kernel looks at every page that it is asked for, which takes longer than to copy what is there.
-            mincore(ctypes.c_void_p(address + asked), ctypes.c_size_t(mmap.PAGESIZE), flags)
-            if not flags.raw[0] & 1:
-                mapping.madvise(mmap.MADV_WILLNEED, asked, min(_READ_AHEAD_STEP_NBYTES, len(mapping) - asked))
-            asked += _READ_AHEAD_STEP_NBYTES
+        while asked < size and asked < header + stop + _READ_AHEAD_NBYTES:
+            mapping.madvise(mmap.MADV_WILLNEED, asked, min(_STEP_NBYTES, size - asked))
+            asked += _STEP_NBYTES
 
     return ask
+
+
+def _is_cached(mapping: mmap.mmap, address: int) -> bool:
+    """Whether pages all over the file are in the page cache."""
+    flags = ctypes.create_string_buffer(1)
+    last_page = (len(mapping) - 1) // mmap.PAGESIZE
+    for sample in range(_N_SAMPLES + 1):
+        place = address + last_page * sample // _N_SAMPLES * mmap.PAGESIZE
+        if ctypes.CDLL(None).mincore(ctypes.c_void_p(place), ctypes.c_size_t(1), flags) or not flags.raw[0] & 1:
+            return False
+    return True

@@ -10,7 +10,7 @@ import pytest
 import stager
 from stager.batches import memory
 from stager.batches.memory import available_nbytes, check_host
-from stager.batches.read_ahead import read_ahead
+from stager.batches.read_ahead import _is_cached, read_ahead
 from stager.batches.smoke import made_up_bars
 from stager.errors import StagingMemoryError
 
@@ -116,15 +116,23 @@ def test_garbage_is_not_counted(tmp_path):
     assert available_nbytes(write(tmp_path, files)) == 40 * GIB
 
 
+@pytest.mark.parametrize("is_cached", [True, False])
 @pytest.mark.parametrize("step", [1, 7, 10**9])
-def test_every_byte_of_a_mapped_pack_may_be_asked_for_ahead(tmp_path, monkeypatch, step):
+def test_every_byte_of_a_mapped_pack_may_be_asked_for_ahead(tmp_path, monkeypatch, step, is_cached):
+    monkeypatch.setattr("stager.batches.read_ahead._is_cached", lambda mapping, address: is_cached)
     monkeypatch.setattr("stager.batches.read_ahead._READ_AHEAD_NBYTES", 4096)
-    monkeypatch.setattr("stager.batches.read_ahead._READ_AHEAD_STEP_NBYTES", 8192)
+    monkeypatch.setattr("stager.batches.read_ahead._STEP_NBYTES", 8192)
     pack = stager.pack(made_up_bars(5000, 1), tmp_path / "bars.pack")
     ask, nbytes = read_ahead(pack), pack.rows.nbytes
     for first in range(0, nbytes, step * 1000):
         ask(first, min(first + step * 1000, nbytes))
     np.testing.assert_array_equal(np.diff(pack.rows[:, 3]), 1)
+
+
+def test_pages_that_were_just_read_are_cached(tmp_path):
+    rows = stager.pack(made_up_bars(5000, 1), tmp_path / "bars.pack").rows
+    rows.sum()
+    assert _is_cached(rows._mmap, rows.ctypes.data - (len(rows._mmap) - rows.nbytes))
 
 
 def test_too_little_is_told_with_needed_and_available(monkeypatch):
