@@ -46,6 +46,29 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def by_allocator(rows: list[dict[str, Any]]) -> str:
+    """The rows of the arena's benchmark as Markdown: an allocator a line, a figure a column."""
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    lines = ["| | " + " | ".join(names) + " |", "| --- " * (1 + len(names)) + "|"]
+    for allocator in dict.fromkeys(row["allocator"] for row in rows):
+        found = {row["name"]: row for row in rows if row["allocator"] == allocator}
+        cells = [_measured(found[name]) if name in found else "" for name in names]
+        lines.append("| " + " | ".join([allocator, *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _measured(row: dict[str, Any]) -> str:
+    parts = []
+    if "nanoseconds" in row:
+        low, middle, high = (seconds(row[key] * 1e-9) for key in ("min", "nanoseconds", "max"))
+        parts.append(f"{middle} ({low} to {high})")
+    if "seconds" in row:
+        parts.append(seconds(row["seconds"]))
+    if "device_nbytes" in row:
+        parts.append(f"{row['device_nbytes'] / 2**20:.1f} MiB")
+    return ", ".join(parts)
+
+
 def machine(facts: dict[str, Any]) -> str:
     """One line that says what the figures depend on."""
     packages = [
@@ -63,7 +86,8 @@ def fill(text: str) -> str:
         if match["title"] == "machine":
             body = machine(result["machine"])
         else:
-            body = table(result["tables"][match["title"]])
+            rows = result["tables"][match["title"]]
+            body = by_allocator(rows) if "allocator" in rows[0] else table(rows)
             body += f"\nMeasured at commit {result['commits'][match['title']]}.\n"
         return f"{match[1]}{body}{match[4]}"
 
