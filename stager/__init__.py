@@ -14,6 +14,7 @@ from stager.errors import StagerError
 from stager.packs.layout import Pack, open_pack
 from stager.packs.packing import pack
 from stager.packs.verify import verify
+from stager.samples.labels import Labels
 from stager.samples.plan import Plan
 from stager.samples.select import Select
 from stager.samples.targets import Target
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Arena",
     "Batch",
+    "Labels",
     "Pack",
     "Plan",
     "ReadOptions",

@@ -53,7 +53,11 @@ def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, di
     arguments: dict[str, Any] = {name: overrides.pop(name) for name in ("target", "select") if name in overrides}
     places: dict[str, Any] = {name: overrides.pop(name) for name in ("device", "placement") if name in overrides}
     if "target" not in arguments and "target" in tables:
-        arguments["target"] = resolve(Target, "target", toml=tables["target"])
+        several = tables["target"]
+        if isinstance(several, list):
+            arguments["target"] = [resolve(Target, "target", toml=one) for one in several]
+        else:
+            arguments["target"] = resolve(Target, "target", toml=several)
     if "select" not in arguments:
         arguments["select"] = resolve(Select, "select", toml=tables.get("select"))
     options = resolve(BatchOptions, "batches", toml=tables.get("batches"), arguments=overrides)

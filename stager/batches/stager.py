@@ -15,10 +15,10 @@ from stager.batches.host import HostGather
 from stager.batches.resident import PackSource, Placement, Resident, stage, stage_as
 from stager.errors import ClosedError, ConfigError, SampleError
 from stager.samples.index import SampleIndex, build_index
+from stager.samples.labelling import Targets
 from stager.samples.order import Order
 from stager.samples.plan import Plan, make_plan
 from stager.samples.select import Select
-from stager.samples.targets import Target
 
 
 class Stager:
@@ -32,7 +32,8 @@ class Stager:
         A Resident is borrowed: ``close()`` frees nothing of it. Anything else is staged and owned.
     window : int
         Rows of a window, the decision row last.
-    target : Target, optional
+    target : Target, Labels, or a sequence of them, optional
+        One gives ``batch.y (batch,)``, a sequence ``(batch, n_targets)``, where a sample has at least one of them.
         None serves every complete window, the newest included.
     batch_size : int
     seed : int
@@ -64,7 +65,7 @@ class Stager:
         source: Resident | PackSource,
         *,
         window: int,
-        target: Target | None = None,
+        target: Targets = None,
         batch_size: int,
         seed: int = 0,
         shuffle: Literal["full"] | bool = "full",
@@ -98,7 +99,7 @@ class Stager:
                     f"{self._index.n_samples:,} samples fill no batch of {batch_size:,}, and last='drop' serves no "
                     f"shorter one; use a smaller batch_size or last='keep'"
                 )
-            self._about = About(pack, self._index, target)
+            self._about = About(pack, self._index)
             self._gather = _make_gather(resident, self._index)
             resident.on_close(self._gather.close)
             #: What is served and what it takes.

@@ -110,6 +110,7 @@ class CudaGather:
         self._row_nbytes = 4 * n_columns
         self._tables = [self._upload(table, stall_timeout) for table in (index.span_ids, index.span_rows)]
         self._y = None if index.y is None else self._upload(index.y, stall_timeout)
+        self._y_shape = () if index.y is None else index.y.shape[1:]
         self._bases = self._upload(np.array([rows.data.ptr], np.uint64), stall_timeout)
         self._base_rows = len(rows)
         n = index.window * n_columns
@@ -143,12 +144,12 @@ class CudaGather:
                 yield _view(x, offset, size), None if y is None else _view(y, offset, size)
 
     def _group(self, order: Any, first: int, count: int) -> tuple[Any, Any]:
-        """x (count, window, n_columns) float32 and y (count,) float32 or None, on the current stream."""
+        """x (count, window, n_columns) and y (count[, n_targets]) float32 or None, on the current stream."""
         with self._device:
             stream = cupy.cuda.get_current_stream()
             with cupy.cuda.using_allocator(self._pool.malloc):
                 x = cupy.empty((count, *self._sample_shape), cupy.float32)
-                y = None if self._y is None else cupy.empty(count, cupy.float32)
+                y = None if self._y is None else cupy.empty((count, *self._y_shape), cupy.float32)
                 addresses = cupy.empty(count, cupy.uint64)
             target, labels = (0, 0) if self._y is None or y is None else (self._y.data.ptr, y.data.ptr)
             self._kernels["resolve"](
@@ -158,7 +159,8 @@ class CudaGather:
                     order_parameters(order), np.int64(first), np.int64(count),
                     np.int64(self._window), np.int64(self._row_nbytes),
                     *self._tables, np.int64(len(self._tables[1])),
-                    self._bases, np.int64(self._base_rows), np.uint64(target), addresses, np.uint64(labels),
+                    self._bases, np.int64(self._base_rows), np.uint64(target),
+                    np.int32(self._y_shape[0] if self._y_shape else 1), addresses, np.uint64(labels),
                 ),
             )  # fmt: skip
             samples = _THREADS // self._lanes

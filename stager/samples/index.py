@@ -11,6 +11,8 @@ import numpy.typing as npt
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples import targets
+from stager.samples.labelling import LabelSource, Targets, as_targets, label_ends, label_rows, source_of
+from stager.samples.labels import Labels
 from stager.samples.runs import Breaks, IntArray, Runs, find_breaks
 from stager.samples.select import Select
 from stager.samples.targets import Target
@@ -26,7 +28,17 @@ REASONS = (
     "missing value in the target",
     "base of the target not positive",
     "direction zero left out",
+    "no scale for the target",
+    "no label given",
 )
+_TARGET_REASONS = dict(
+    zip(
+        (targets.BEYOND_RUN, targets.MISSING, targets.NOT_POSITIVE, targets.LEFT_OUT, targets.NO_SCALE,
+         targets.NO_LABEL),
+        REASONS[-6:],
+        strict=True,
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,13 +55,15 @@ class SampleIndex:
         The first decision row of each span.
     span_ids : (n_spans + 1,) int64
         The sample at that row; the number of samples last.
-    y : (n_rows,) float32 or None
-        The target of each decision row; None without a target.
+    y : (n_rows,) or (n_rows, n_targets) float32, or None
+        The target of each decision row, NaN where there is none; two-dimensional for a list of targets, None without.
     reasons : dict of str to int
         Rows that end no sample, by reason; with the samples they add up to the rows.
     longest_run : int
     n_runs : int
     breaks : Breaks
+    labels : tuple of LabelSource
+        The targets over the pack.
     """
 
     window: int
@@ -60,6 +74,7 @@ class SampleIndex:
     longest_run: int
     n_runs: int
     breaks: Breaks
+    labels: tuple[LabelSource, ...] = ()
 
     @property
     def n_samples(self) -> int:
@@ -75,13 +90,25 @@ class SampleIndex:
         spans = np.searchsorted(self.span_ids, ids, side="right") - 1
         return self.span_rows[spans] + (ids - self.span_ids[spans])
 
+    def label_ends(self, rows: IntArray) -> IntArray:
+        """When the labels of decision rows that end a sample become known, nanoseconds UTC.
+
+        Returns
+        -------
+        (n,) or (n, n_targets) int64
+            As `y`; the number of NaT, the least int64, for a target that a sample does not have.
+        """
+        assert self.y is not None
+        ends = label_ends(self.labels, self.y.reshape(len(self.y), -1), rows)
+        return ends[:, 0] if self.y.ndim == 1 else ends
+
     def at_gap(self, max_gap: int, reach: int) -> int:
         """Complete windows with room for a label if runs could span `max_gap` missing bars, all symbols."""
         counts = self.breaks.runs(max_gap).counts
         return int(np.maximum(counts - (self.window - 1) - reach, 0).sum())
 
 
-def build_index(pack: Pack, window: int, target: Target | None, select: Select) -> SampleIndex:
+def build_index(pack: Pack, window: int, target: Targets, select: Select) -> SampleIndex:
     """Find the samples.
 
     Parameters
@@ -89,8 +116,8 @@ def build_index(pack: Pack, window: int, target: Target | None, select: Select) 
     pack : Pack
     window : int
         Rows of a window, at least 1.
-    target : Target or None
-        None serves every complete window.
+    target : Target, Labels, a sequence of them, or None
+        A row needs one of its targets to end a sample; None serves every complete window.
     select : Select
 
     Returns
@@ -110,30 +137,30 @@ def build_index(pack: Pack, window: int, target: Target | None, select: Select) 
     # A window longer than the pack is as good as one row longer, and fits int64.
     n_needed = min(int(window), pack.n_rows + 1)
     lows, highs = _candidates(pack, runs, n_needed, select, reasons)
-    y = state = None
-    if target is not None:
-        y, state = targets.compute(pack, runs, target)
+    sources = tuple(source_of(pack, breaks, runs, one) for one in as_targets(target))
     incomplete = [column.name for column in pack.manifest.columns if column.n_missing]
-    if state is None and not incomplete:
+    y = None
+    if not sources and not incomplete:
         keep = highs > lows
         span_rows, counts = lows[keep], (highs - lows)[keep]
     else:
         ok = _covered(lows, highs, pack.n_rows)
         if incomplete:
             reasons["missing value in the window"] = _drop(ok, ~_complete_windows(pack, incomplete, n_needed))
-        if state is not None:
-            why = np.bincount(state[ok], minlength=5)
-            for code, reason in zip((targets.BEYOND_RUN, targets.MISSING, targets.NOT_POSITIVE, targets.LEFT_OUT),
-                                    REASONS[5:], strict=True):  # fmt: skip
+        if sources:
+            y, state = label_rows(pack, sources, ok)
+            why = np.bincount(state[ok], minlength=targets.NO_LABEL + 1)
+            for code, reason in _TARGET_REASONS.items():
                 reasons[reason] = int(why[code])
             ok &= state == targets.VALID
+            y = y[:, 0] if isinstance(target, (Target, Labels)) else y
         edges = np.flatnonzero(np.diff(ok, prepend=False, append=False))
         span_rows, counts = edges[::2].copy(), edges[1::2] - edges[::2]
     span_ids = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     longest = int(runs.counts.max())
     if span_ids[-1] == 0:
         raise SampleError(_no_sample(pack, window, target, select, reasons, longest))
-    return SampleIndex(int(window), span_rows, span_ids, y, reasons, longest, len(runs), breaks)
+    return SampleIndex(int(window), span_rows, span_ids, y, reasons, longest, len(runs), breaks, sources)
 
 
 def _candidates(
@@ -194,15 +221,18 @@ def _drop(ok: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]) -> int:
     return dropped
 
 
-def _no_sample(
-    pack: Pack, window: int, target: Target | None, select: Select, reasons: dict[str, int], longest: int
-) -> str:
-    reach = 0 if target is None else target.reach
+def _no_sample(pack: Pack, window: int, target: Targets, select: Select, reasons: dict[str, int], longest: int) -> str:
+    nearest = min(as_targets(target), key=lambda one: one.reach, default=None)
+    reach = 0 if nearest is None else nearest.reach
     told = "; ".join(f"{n:,} rows: {reason}" for reason, n in reasons.items() if n)
     if longest < window + reach:
         remedy = (
             f"the longest run has {longest:,} rows, the window needs {window:,}"
-            + (f" and the target {reach:,} more (delay {target.delay}, horizon {target.horizon})" if target else "")
+            + (
+                f" and the target {reach:,} more (delay {nearest.delay}, horizon {nearest.horizon})"
+                if isinstance(nearest, Target)
+                else ""
+            )
             + f"; shorten them, or let runs span gaps (max_gap is {select.max_gap})"
         )
     else:

@@ -8,7 +8,8 @@ from typing import Any
 from stager.config import format_nbytes
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
-from stager.samples.targets import Target
+from stager.samples.labelling import AnyTarget, Targets, as_targets
+from stager.samples.labels import Labels
 
 GAPS = (0, 1, 5, 30)
 # Reasons that the user chose.
@@ -95,19 +96,28 @@ class Plan:
         return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
-def describe(target: Target | None) -> str:
+def describe(target: Targets) -> str:
     """One line that says what is predicted."""
-    if target is None:
-        return "none"
-    extra = f", threshold {target.threshold}, {target.classes} classes" if target.kind == "direction" else ""
-    entry, leave = f"{target.price} of bar t+{target.delay}", f"{target.exit_column} of bar t+{target.reach}"
-    return f"{target.kind} from {entry} to {leave}{extra}"
+    return "; ".join(map(_describe, as_targets(target))) or "none"
+
+
+def _describe(target: AnyTarget) -> str:
+    if isinstance(target, Labels):
+        text = f"given labels {target.value!r} until {target.end!r}"
+    else:
+        entry, leave = f"{target.price} of bar t+{target.delay}", f"{target.exit_column} of bar t+{target.reach}"
+        extra = f", threshold {target.threshold}, {target.classes} classes" if target.kind == "direction" else ""
+        across = ", across gaps" if target.across_gaps == "allow" else ""
+        text = f"{target.kind} from {entry} to {leave}{extra}{across}"
+    if target.scale == "volatility":
+        return f"{text}, by the volatility of {target.scale_window} bars"
+    return text if target.scale is None else f"{text}, {target.scale} across symbols"
 
 
 def make_plan(
     pack: Pack,
     index: SampleIndex,
-    target: Target | None,
+    target: Targets,
     *,
     batch_size: int,
     n_batches: int,
@@ -116,7 +126,8 @@ def make_plan(
     path: str,
 ) -> Plan:
     """The plan of a Stager; touches no device."""
-    reach = 0 if target is None else target.reach
+    wanted = as_targets(target)
+    reach = min((_bound_by_run(one) for one in wanted), default=0)
     return Plan(
         n_rows=pack.n_rows,
         n_symbols=len(pack.symbols),
@@ -132,8 +143,13 @@ def make_plan(
         samples_at_gap={gap: index.at_gap(gap, reach) for gap in GAPS},
         rows_nbytes=pack.rows.nbytes,
         tables_nbytes=index.nbytes,
-        batch_nbytes=batch_size * (index.window * len(pack.columns) + (target is not None)) * 4,
+        batch_nbytes=batch_size * (index.window * len(pack.columns) + len(wanted)) * 4,
         device=device,
         placement=placement,
         path=path,
     )
+
+
+def _bound_by_run(target: AnyTarget) -> int:
+    """Bars after the decision that must lie in its run."""
+    return 0 if isinstance(target, Labels) or target.across_gaps == "allow" else target.reach

@@ -36,12 +36,19 @@ class Runs:
         """(n_runs,) int64: the row after each run's last."""
         return self.first_rows + self.counts
 
+    def firsts_of(self, first: int, stop: int) -> IntArray:
+        """(stop - first,) int64: for each of these rows the first row of its run."""
+        return self._spread(self.first_rows, first, stop)
+
     def ends_of(self, first: int, stop: int) -> IntArray:
         """(stop - first,) int64: for each of these rows the row after the last of its run."""
+        return self._spread(self.ends, first, stop)
+
+    def _spread(self, facts: IntArray, first: int, stop: int) -> IntArray:
         lo = int(np.searchsorted(self.first_rows, first, side="right")) - 1
         hi = int(np.searchsorted(self.first_rows, stop, side="left"))
         firsts, ends = self.first_rows[lo:hi], self.ends[lo:hi]
-        return np.repeat(ends, np.minimum(ends, stop) - np.maximum(firsts, first))
+        return np.repeat(facts[lo:hi], np.minimum(ends, stop) - np.maximum(firsts, first))
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,10 @@ class Breaks:
         """The runs in which at most `max_gap` bars are missing at a place."""
         first_rows = self.rows[self.missing > min(max_gap, _NEW_SYMBOL - 1)]
         return Runs(first_rows, np.diff(first_rows, append=self.n_rows))
+
+    def whole(self) -> Runs:
+        """The rows that a label may span at most: of one symbol."""
+        return self.runs(_NEW_SYMBOL - 1)
 
 
 def find_breaks(pack: Pack) -> Breaks:

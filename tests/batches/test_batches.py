@@ -191,6 +191,41 @@ def test_without_a_target_there_are_no_label_times(make):
     assert batch.y is None
 
 
+def test_several_targets_are_columns_with_their_own_validity(make, table):
+    """A horizon of 20 ends where one of 2 goes on; the sample stays, and tells which of them it has."""
+    near, far = (Target(horizon=horizon, kind="difference") for horizon in (2, 20))
+    one, alone, both = make(target=[near, far]), Cut(table, STEPS, 7, 21), Cut(table, STEPS, 7, 3)
+    n_valid = 0
+    for batch in one.batches(1):
+        ids = batch.sample_ids
+        has_far = np.isin([both.decisions[i] for i in ids], alone.decisions)
+        assert batch.y.shape == batch.y_valid.shape == batch.label_times.shape == (len(batch), 2)
+        assert batch.y_valid.dtype == bool
+        assert batch.y_valid[:, 0].all()
+        np.testing.assert_array_equal(batch.y_valid[:, 1], has_far)
+        np.testing.assert_array_equal(batch.y[:, 0], 2.0)
+        np.testing.assert_array_equal(batch.y[:, 1], np.where(has_far, 20.0, np.nan))
+        opened = START + np.array([both.steps[i] for i in ids]) * MINUTE
+        np.testing.assert_array_equal(batch.label_times[:, 0].astype(np.int64), opened + 4 * MINUTE)
+        np.testing.assert_array_equal(np.isnat(batch.label_times[:, 1]), ~has_far)
+        np.testing.assert_array_equal(batch.label_times[has_far, 1].astype(np.int64), opened[has_far] + 22 * MINUTE)
+        n_valid += has_far.sum()
+        # What is told of the labels does not depend on what a loop does to them.
+        batch.y[...] = 0
+        np.testing.assert_array_equal(batch.y_valid[:, 1], has_far)
+    assert one.n_samples == len(both)
+    assert n_valid == len(alone)
+    assert one.plan.batch_nbytes == 16 * (7 * 5 + 2) * 4
+    assert one.plan.target.count(";") == 1
+
+
+def test_one_target_is_valid_for_every_sample(make):
+    batch = next(make(target=Target(horizon=2)).batches())
+    assert batch.y_valid.shape == batch.y.shape == (16,)
+    assert batch.y_valid.all()
+    assert next(make().batches()).y_valid is None
+
+
 def test_times_of_daily_bars_are_the_next_midnight():
     steps = {"A": [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]}
     pack = memory_pack(steps, interval="1d", unit=DAY)
@@ -615,6 +650,14 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(config, monke
         assert next(one.batches()).y is None
     with Stager.from_config(config, seed=9) as one:
         assert one.seed == 9
+
+
+def test_from_config_takes_several_targets(config):
+    text = config.read_text().replace("[target]", "[[target]]")
+    config.write_text(text + '\n[[target]]\nhorizon = 5\nscale = "rank"\n')
+    with Stager.from_config(config) as one:
+        assert next(one.batches()).y.shape == (16, 2)
+        assert one.target == [Target(horizon=2, kind="difference"), Target(horizon=5, scale="rank")]
 
 
 def test_from_config_takes_a_source_of_its_own(config, table):

@@ -79,6 +79,31 @@ def test_every_width_and_window_is_gathered_bit_for_bit(n_columns, place):
     del rows, memory
 
 
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("n_targets", [1, 2, 3, 4, 17])
+def test_every_number_of_targets_is_gathered_bit_for_bit(n_targets, place):
+    rng = np.random.default_rng(n_targets)
+    host = rng.standard_normal((3000, 5)).astype(np.float32)
+    driver = staging.prepare(0, Watch(0, 60))
+    if place == "host":
+        rows, memory, _ = staging.in_place(host, driver, Watch(host.nbytes, 60), read_only=False)
+    else:
+        rows, memory, _ = staging.to_device(host, driver, Watch(host.nbytes, 60), n_cores=8)
+    decisions, index = made_up_index(len(host), 7, rng)
+    # Any bits: NaN of a target that a sample lacks comes as it is.
+    index.y = rng.integers(0, 1 << 32, (len(host), n_targets), np.uint32).view(np.float32)
+    one, order, first = CudaGather(rows, index, 60), Order(len(decisions), 5, 1), 0
+    for x, y in one.batches(order, 0, len(decisions), 333):
+        chosen = decisions[order.sample_ids(first, len(x))]
+        assert y.shape == (len(chosen), n_targets)
+        np.testing.assert_array_equal(bits(y), index.y[chosen].view(np.uint32))
+        np.testing.assert_array_equal(bits(x[:, -1]), host[chosen].view(np.uint32))
+        first += len(x)
+    assert first == len(decisions)
+    one.close()
+    del rows, memory
+
+
 def test_all_widths_of_copies_occur():
     host = np.zeros((100, 4), np.float32)
     driver = staging.prepare(0, Watch(0, 60))
@@ -138,7 +163,8 @@ def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=
         (
             gather.order_parameters(order), np.int64(first), np.int64(count), np.int64(window), np.int64(row_nbytes),
             cupy.asarray(span_ids), cupy.asarray(span_rows), np.int64(len(span_rows)),
-            cupy.asarray(np.array(bases, np.uint64)), np.int64(base_rows), np.uint64(0), addresses, np.uint64(0),
+            cupy.asarray(np.array(bases, np.uint64)), np.int64(base_rows), np.uint64(0), np.int32(1), addresses,
+            np.uint64(0),
         ),
     )  # fmt: skip
     return addresses.get()
@@ -204,6 +230,30 @@ def test_cpu_device_and_host_serve_the_same_bits(extra, window, batch_size):
         del one, others, other
         for st in stagers:
             st.close()
+
+
+@pytest.mark.parametrize("batch_size", [1, 33, 1000])
+def test_several_targets_are_the_same_bits_everywhere(batch_size):
+    targets = [
+        Target(horizon=1, kind="log_return"),
+        Target(horizon=50, kind="direction"),
+        Target(horizon=5, scale="rank"),
+        Target(horizon=5, scale="volatility"),
+    ]
+    options = {"window": 16, "batch_size": batch_size, "target": targets}
+    places = [("cpu", "auto"), ("cuda", "device"), ("cuda", "host")]
+    stagers = [Stager(bar_table(STEPS), device=device, placement=place, **options) for device, place in places]
+    for one, *others in zip(*(st.batches(1) for st in stagers), strict=True):
+        assert one.y.shape == (len(one), 4)
+        for other in others:
+            np.testing.assert_array_equal(bits(other.x), bits(one.x))
+            np.testing.assert_array_equal(bits(other.y), bits(one.y))
+            np.testing.assert_array_equal(other.y_valid, one.y_valid)
+            np.testing.assert_array_equal(~cupy.isnan(other.y).get(), one.y_valid)
+            np.testing.assert_array_equal(other.label_times, one.label_times)
+    del one, others, other
+    for st in stagers:
+        st.close()
 
 
 @pytest.mark.parametrize("place", PLACES)

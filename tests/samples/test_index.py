@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stager.errors import SampleError
 from stager.packs.layout import Pack
-from stager.samples import targets as targets_module
+from stager.samples import labelling
 from stager.samples.index import REASONS, SampleIndex, build_index
 from stager.samples.plan import Plan, describe, make_plan
 from stager.samples.select import Select
@@ -183,7 +183,7 @@ def test_equals_the_model(case: tuple[Pack, int, Target | None, Select]) -> None
 
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_chunks_of_rows_have_no_seam(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(targets_module, "_CHUNK_ROWS", size)
+    monkeypatch.setattr(labelling, "_CHUNK_ROWS", size)
     pack = memory_pack({"A": range(9), "B": [0, 1, 2, 5, 6, 7, 8], "C": range(4)})
     for delay, horizon in ((0, 1), (1, 2), (2, 3), (20, 1)):
         assert_equals_the_model(pack, 2, Target(delay=delay, horizon=horizon), Select())
