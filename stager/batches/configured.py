@@ -10,6 +10,7 @@ import msgspec
 from stager.batches.resident import Resident, StagingOptions
 from stager.config import read_toml, resolve
 from stager.errors import ConfigError
+from stager.samples.labels import Labels
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
@@ -55,13 +56,28 @@ def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, di
     if "target" not in arguments and "target" in tables:
         several = tables["target"]
         if isinstance(several, list):
-            arguments["target"] = [resolve(Target, "target", toml=one) for one in several]
+            arguments["target"] = [_target(path, one) for one in several]
         else:
-            arguments["target"] = resolve(Target, "target", toml=several)
+            arguments["target"] = _target(path, several)
     if "select" not in arguments:
-        arguments["select"] = resolve(Select, "select", toml=tables.get("select"))
+        table = _beside(path, tables.get("select"), "rolls", "splits", "universe")
+        arguments["select"] = resolve(Select, "select", toml=table)
     options = resolve(BatchOptions, "batches", toml=tables.get("batches"), arguments=overrides)
     arguments |= msgspec.structs.asdict(options)
     if isinstance(source, Resident):
         return source, arguments | places, None
     return source, arguments, resolve(StagingOptions, "staging", toml=tables.get("staging"), arguments=places)
+
+
+def _target(path: str | Path, table: Any) -> Target | Labels:
+    if isinstance(table, dict) and "table" in table:
+        return resolve(Labels, "target", toml=_beside(path, table, "table"))
+    return resolve(Target, "target", toml=table)
+
+
+def _beside(path: str | Path, table: Any, *names: str) -> Any:
+    """The table, its names of files that lie beside the configuration made whole."""
+    if not isinstance(table, dict):
+        return table
+    files = {name: Path(path).parent / table[name] for name in names if isinstance(table.get(name), str)}
+    return table | {name: str(file) for name, file in files.items() if file.is_file()}

@@ -44,7 +44,7 @@ class HostGather:
     def __init__(self, rows: FloatArray, index: SampleIndex) -> None:
         self._index = index
         window, n_columns = index.window, rows.shape[1]
-        self._sample_shape = (window, n_columns)
+        self._row_shape = (window, n_columns)
         # Overlapping windows as rows of one matrix: NumPy then copies a window as one piece.
         self._windows = as_strided(
             rows.reshape(-1), (len(rows) - window + 1, window * n_columns), (4 * n_columns, 4), writeable=False
@@ -104,7 +104,9 @@ class HostGather:
         return self._index.rows(order.sample_ids(first, count))
 
     def _gather(self, decisions: IntArray) -> Group:
-        x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._sample_shape)
+        x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._row_shape)
+        if self._index.columns is not None:
+            x = np.take(x, self._index.columns, axis=2)
         return x, None if self._index.y is None else self._index.y[decisions]
 
 

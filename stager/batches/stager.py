@@ -195,7 +195,7 @@ class Stager:
         return int(order.sample_ids(first + sample, 1)[0])
 
     def view(self, epoch: int, batch: int, sample: int) -> Any:
-        """(window, n_columns) float32 raw rows of one sample, zero copy: do not write.
+        """(window, n_columns) float32 raw rows of one sample, all columns of the pack, zero copy: do not write.
 
         The view keeps the staged rows alive, also after ``close()``.
         """

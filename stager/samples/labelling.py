@@ -43,9 +43,11 @@ def as_targets(target: Targets) -> tuple[AnyTarget, ...]:
     return targets
 
 
-def source_of(pack: Pack, breaks: Breaks, runs: Runs, target: AnyTarget) -> LabelSource:
+def source_of(
+    pack: Pack, breaks: Breaks, runs: Runs, target: AnyTarget, filled: npt.NDArray[np.bool_] | None
+) -> LabelSource:
     """A target over a pack; raises SampleError if they don't fit."""
-    return TableLabels(pack, target) if isinstance(target, Labels) else PriceLabels(pack, breaks, runs, target)
+    return TableLabels(pack, target) if isinstance(target, Labels) else PriceLabels(pack, breaks, runs, target, filled)
 
 
 def label_rows(

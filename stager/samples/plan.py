@@ -13,7 +13,15 @@ from stager.samples.labels import Labels
 
 GAPS = (0, 1, 5, 30)
 # Reasons that the user chose.
-SELECTION = ("symbol not selected", "outside the interval")
+SELECTION = (
+    "symbol not selected",
+    "outside the interval",
+    "outside the session",
+    "history too short",
+    "not in the universe",
+    "decision at a filled bar",
+    "not on the stride",
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +35,9 @@ class Plan:
         Samples and batches of an epoch.
     window, batch_size : int
     columns : tuple of str
+        Those that are served.
+    adjustment : {"raw", "split", "total", "unknown"}
+        What the pack says its prices and volume are adjusted for.
     target : str
         "none", or what is predicted.
     reasons : dict of str to int
@@ -49,6 +60,7 @@ class Plan:
     window: int
     batch_size: int
     columns: tuple[str, ...]
+    adjustment: str
     target: str
     reasons: dict[str, int]
     samples_at_gap: dict[int, int]
@@ -83,6 +95,7 @@ class Plan:
             ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
             ("usable", f"{self.usable:.1%} of the selected rows"),
             ("window", f"{self.window} rows of {', '.join(self.columns)}"),
+            ("adjustment", self.adjustment),
             ("target", self.target),
             ("batches", f"{self.n_batches:,} of {self.batch_size} an epoch, {format_nbytes(self.batch_nbytes)} each"),
             ("runs", f"{self.n_runs:,}, the longest of {self.longest_run:,} rows"),
@@ -127,6 +140,7 @@ def make_plan(
 ) -> Plan:
     """The plan of a Stager; touches no device."""
     wanted = as_targets(target)
+    served = pack.columns if index.columns is None else tuple(pack.columns[column] for column in index.columns)
     reach = min((_bound_by_run(one) for one in wanted), default=0)
     return Plan(
         n_rows=pack.n_rows,
@@ -137,13 +151,14 @@ def make_plan(
         n_batches=n_batches,
         window=index.window,
         batch_size=batch_size,
-        columns=pack.columns,
+        columns=served,
+        adjustment=pack.manifest.adjustment,
         target=describe(target),
         reasons=dict(index.reasons),
         samples_at_gap={gap: index.at_gap(gap, reach) for gap in GAPS},
         rows_nbytes=pack.rows.nbytes,
         tables_nbytes=index.nbytes,
-        batch_nbytes=batch_size * (index.window * len(pack.columns) + len(wanted)) * 4,
+        batch_nbytes=batch_size * (index.window * len(served) + len(wanted)) * 4,
         device=device,
         placement=placement,
         path=path,

@@ -14,7 +14,7 @@ from stager.samples.runs import Breaks, IntArray, Runs
 from stager.samples.scaling import trailing_volatility
 
 # Why a decision row has no target; the values of a state array.
-VALID, BEYOND_RUN, MISSING, NOT_POSITIVE, LEFT_OUT, NO_SCALE, NO_LABEL = range(7)
+VALID, BEYOND_RUN, MISSING, NOT_POSITIVE, LEFT_OUT, NO_SCALE, NO_LABEL, FILLED = range(8)
 
 FloatArray = npt.NDArray[np.float64]
 StateArray = npt.NDArray[np.uint8]
@@ -137,6 +137,8 @@ class PriceLabels:
     runs : Runs
         Labels across the end of a run are excluded, unless the target allows them.
     target : Target
+    filled : (n_rows,) bool, optional
+        Bars that can't be entry or exit.
 
     Raises
     ------
@@ -144,11 +146,13 @@ class PriceLabels:
         If the pack has no such column.
     """
 
-    def __init__(self, pack: Pack, breaks: Breaks, runs: Runs, target: Target) -> None:
+    def __init__(
+        self, pack: Pack, breaks: Breaks, runs: Runs, target: Target, filled: npt.NDArray[np.bool_] | None = None
+    ) -> None:
         for name in (target.price, target.exit_column):
             if name not in pack.columns:
                 raise SampleError(f"the target needs column {name!r}; the pack has: {', '.join(pack.columns)}")
-        self.target, self._pack, self._runs = target, pack, runs
+        self.target, self._pack, self._runs, self._filled = target, pack, runs, filled
         self._bounds = breaks.whole() if target.across_gaps == "allow" else runs
         self._entries, self._exits = pack.column(target.price), pack.column(target.exit_column)
 
@@ -166,6 +170,10 @@ class PriceLabels:
         entry = self._entries[first + target.delay : first + target.delay + n]
         leave = self._exits[first + target.reach : first + target.reach + n]
         values[:n], why[:n] = _evaluate(target, entry, leave)
+        if self._filled is not None:
+            leaves_filled = self._filled[first + target.reach : first + target.reach + n]
+            enters_filled = self._filled[first + target.delay : first + target.delay + n]
+            why[:n][leaves_filled if target.kind == "value" else leaves_filled | enters_filled] = FILLED
         if target.scale == "volatility":
             sigma = trailing_volatility(
                 self._entries, self._runs.firsts_of(first, stop), first, target.scale_window, target.kind

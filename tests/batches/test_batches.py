@@ -166,6 +166,29 @@ def test_a_window_may_be_longer_than_the_gap_says(make, table):
     assert one.n_samples == (30 - 9) + (40 - 9) + (32 - 9) + (58 - 9)
 
 
+@pytest.mark.parametrize("columns", [["close"], ["volume", "open"], ["volume", "close", "low", "high", "open"], None])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_columns_and_strides(make, table, columns, stride):
+    cut = Cut(table, STEPS, 7, 4)
+    one = make(target=Target(horizon=3), select=Select(columns=columns, stride=stride))
+    chosen = [i for i, step in enumerate(cut.steps) if (step + 1) % stride == 0]
+    assert one.n_samples == len(chosen)
+    names = [name for name in table.column_names if name not in ("symbol", "time")]
+    places = [names.index(name) for name in columns or names]
+    x, y, ids, _ = serve(one, 2)
+    assert sorted(ids) == list(range(len(chosen)))
+    picked = [chosen[i] for i in ids]
+    np.testing.assert_array_equal(x, cut.x[picked][:, :, places])
+    assert x.flags.c_contiguous
+    np.testing.assert_array_equal(y, cut.y[picked])
+    assert one.plan.columns == tuple(columns or names)
+    assert one.plan.batch_nbytes == 16 * (7 * len(places) + 1) * 4
+    # A view is of the rows as they are.
+    assert one.view(2, 0, 0).shape == (7, 5)
+    batch = next(one.batches(2))
+    assert batch.symbols == [cut.symbols[i] for i in picked[: len(batch)]]
+
+
 # -------------------------------------------------------------------------------- about a batch
 
 
@@ -658,6 +681,22 @@ def test_from_config_takes_several_targets(config):
     with Stager.from_config(config) as one:
         assert next(one.batches()).y.shape == (16, 2)
         assert one.target == [Target(horizon=2, kind="difference"), Target(horizon=5, scale="rank")]
+
+
+def test_tables_lie_beside_the_configuration(config):
+    (config.parent / "data" / "universe.csv").write_text("symbol,start,end\nA,2024-01-01,\n")
+    (config.parent / "labels.csv").write_text(
+        "symbol,time,side,until\nA,2024-01-01 00:10:00,1,2024-01-01 00:20:00\nC,2024-01-01 00:20:00,-1,2024-01-02\n"
+        "A,2024-01-01 00:21:00,-1,2024-01-02\n"
+    )
+    text = config.read_text().replace(
+        'horizon = 2\nkind = "difference"', 'table = "labels.csv"\nvalue = "side"\nend = "until"'
+    )
+    config.write_text(text.replace("[select]", '[select]\nuniverse = "data/universe.csv"'))
+    with Stager.from_config(config) as one:
+        x, y, _, _ = serve(one)
+        assert sorted(y) == [-1.0, 1.0]
+        assert set(x[:, -1, 3] % 1e6) == {10.0, 21.0}
 
 
 def test_from_config_takes_a_source_of_its_own(config, table):

@@ -12,7 +12,7 @@ from cut_windows import Cut
 from real_windows import COLUMNS, FILES, FOLDER, Windows
 
 import stager
-from stager import ReadOptions, Stager, Target
+from stager import ReadOptions, Select, Stager, Target
 from stager.batches.smoke import made_up_bars
 from stager.cuda.watch import Watch
 from stager.errors import ClosedError
@@ -39,6 +39,9 @@ def bits(array):
 # -------------------------------------------------------------------------------- the gather
 
 
+PLAIN = {"stride": 1, "columns": None}
+
+
 def made_up_index(n_rows, window, rng):
     """Spans of decision rows between gaps, and a target for each row."""
     rows = np.flatnonzero(rng.random(n_rows) < 0.9)
@@ -47,7 +50,12 @@ def made_up_index(n_rows, window, rng):
     y = rng.random(n_rows, np.float32)
     y[::17] = np.nan
     return rows, SimpleNamespace(
-        window=window, span_rows=rows[edges], span_ids=np.append(edges, len(rows)).astype(np.int64), y=y
+        window=window,
+        span_rows=rows[edges],
+        span_ids=np.append(edges, len(rows)).astype(np.int64),
+        y=y,
+        stride=1,
+        columns=None,
     )
 
 
@@ -104,13 +112,38 @@ def test_every_number_of_targets_is_gathered_bit_for_bit(n_targets, place):
     del rows, memory
 
 
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("columns", [[0], [4, 1], [3, 3, 0, 2, 1, 4], list(range(6, -1, -1))])
+def test_chosen_columns_are_gathered_bit_for_bit(columns, place):
+    rng = np.random.default_rng(len(columns))
+    host = rng.integers(0, 1 << 32, (3000, 7), np.uint32).view(np.float32)
+    driver = staging.prepare(0, Watch(0, 60))
+    if place == "host":
+        rows, memory, _ = staging.in_place(host, driver, Watch(host.nbytes, 60), read_only=False)
+    else:
+        rows, memory, _ = staging.to_device(host, driver, Watch(host.nbytes, 60), n_cores=8)
+    for window in (1, 2, 63, 700):
+        decisions, index = made_up_index(len(host), window, rng)
+        index.columns = np.array(columns)
+        windows = np.lib.stride_tricks.sliding_window_view(host, window, axis=0).transpose(0, 2, 1)
+        one, order, first = CudaGather(rows, index, 60), Order(len(decisions), 5, 1), 0
+        for x, _ in one.batches(order, 0, len(decisions), 777):
+            chosen = decisions[order.sample_ids(first, len(x))]
+            right = np.take(windows[chosen - window + 1].copy().view(np.uint32), columns, axis=2)
+            np.testing.assert_array_equal(bits(x), right)
+            first += len(x)
+        assert first == len(decisions)
+        one.close()
+    del rows, memory
+
+
 def test_all_widths_of_copies_occur():
     host = np.zeros((100, 4), np.float32)
     driver = staging.prepare(0, Watch(0, 60))
     vectors = set()
     for n_columns in (1, 2, 4):
         rows, _, _ = staging.to_device(host[:, :n_columns].copy(), driver, Watch(1, 60), n_cores=8)
-        index = SimpleNamespace(window=3, span_rows=np.array([2]), span_ids=np.array([0, 98]), y=None)
+        index = SimpleNamespace(window=3, span_rows=np.array([2]), span_ids=np.array([0, 98]), y=None, **PLAIN)
         one = CudaGather(rows, index, 60)
         vectors.add(one._vector)
         one.close()
@@ -121,7 +154,7 @@ def test_groups_cut_an_epoch_anywhere(monkeypatch):
     host = np.arange(5000, dtype=np.float32).reshape(-1, 1)
     driver = staging.prepare(0, Watch(0, 60))
     rows, _, _ = staging.to_device(host, driver, Watch(1, 60), n_cores=8)
-    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, 5000]), y=None)
+    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, 5000]), y=None, **PLAIN)
     one, order = CudaGather(rows, index, 60), Order(5000, 1)
     right = order.sample_ids(0, 5000)
     for group_nbytes in (1, 400, 4096, 1 << 20):
@@ -145,7 +178,7 @@ def test_the_order_on_the_device_is_numpys(n):
     host = np.arange(n, dtype=np.float32).reshape(-1, 1)
     driver = staging.prepare(0, Watch(0, 60))
     rows, _, _ = staging.to_device(host, driver, Watch(host.nbytes, 60), n_cores=8)
-    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, n]), y=None)
+    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, n]), y=None, **PLAIN)
     one = CudaGather(rows, index, 60)
     for seed, epoch in ((0, 0), (7, 3), ((1 << 64) - 1, (1 << 63) - 1)):
         order = Order(n, seed, epoch)
@@ -154,7 +187,7 @@ def test_the_order_on_the_device_is_numpys(n):
     one.close()
 
 
-def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=1, row_nbytes=1):
+def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=1, row_nbytes=1, stride=1):
     """What the kernel resolve answers to a fabricated table of spans."""
     addresses = cupy.zeros(count, cupy.uint64)
     gather.kernels(0)["resolve"](
@@ -162,7 +195,7 @@ def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=
         (256,),
         (
             gather.order_parameters(order), np.int64(first), np.int64(count), np.int64(window), np.int64(row_nbytes),
-            cupy.asarray(span_ids), cupy.asarray(span_rows), np.int64(len(span_rows)),
+            cupy.asarray(span_ids), cupy.asarray(span_rows), np.int64(len(span_rows)), np.int64(stride),
             cupy.asarray(np.array(bases, np.uint64)), np.int64(base_rows), np.uint64(0), np.int32(1), addresses,
             np.uint64(0),
         ),
@@ -181,21 +214,22 @@ def test_the_order_of_huge_epochs(n, shuffle):
             np.testing.assert_array_equal(addresses.astype(np.int64), order.sample_ids(first, count))
 
 
-def test_spans_and_base_pointers_are_resolved():
+@pytest.mark.parametrize("stride", [1, 7, 1000])
+def test_spans_and_base_pointers_are_resolved(stride):
     rng = np.random.default_rng(3)
     counts = rng.integers(1, 1 << 30, 1000)
     span_ids = np.concatenate([[0], np.cumsum(counts)])
-    span_rows = span_ids[:-1] + np.cumsum(rng.integers(1, 1000, 1000)) + 64
+    span_rows = span_ids[:-1] * stride + np.cumsum(rng.integers(1, 1000, 1000)) + 64
     n, row_nbytes, window = int(span_ids[-1]), 20, 64
-    base_rows = int(span_rows[-1] + counts[-1]) // 5
+    base_rows = int(span_rows[-1] + counts[-1] * stride) // 5
     bases = [(k + 1) << 50 for k in range(7)]
     order = Order(n, 9)
     for first in (0, n - 20_000):
         ids = order.sample_ids(first, 20_000)
         spans = np.searchsorted(span_ids, ids, side="right") - 1
-        starts = span_rows[spans] + ids - span_ids[spans] - window + 1
+        starts = span_rows[spans] + (ids - span_ids[spans]) * stride - window + 1
         right = np.array(bases, np.int64)[starts // base_rows] + starts % base_rows * row_nbytes
-        addresses = resolved(order, first, 20_000, span_rows, span_ids, bases, base_rows, window, row_nbytes)
+        addresses = resolved(order, first, 20_000, span_rows, span_ids, bases, base_rows, window, row_nbytes, stride)
         np.testing.assert_array_equal(addresses.astype(np.int64), right)
         assert len(set(starts // base_rows)) > 1
 
@@ -251,6 +285,23 @@ def test_several_targets_are_the_same_bits_everywhere(batch_size):
             np.testing.assert_array_equal(other.y_valid, one.y_valid)
             np.testing.assert_array_equal(~cupy.isnan(other.y).get(), one.y_valid)
             np.testing.assert_array_equal(other.label_times, one.label_times)
+    del one, others, other
+    for st in stagers:
+        st.close()
+
+
+@pytest.mark.parametrize("stride", [1, 3, 50])
+@pytest.mark.parametrize("columns", [None, ["close"], ["volume", "low", "open"]])
+def test_strides_and_columns_are_the_same_bits_everywhere(stride, columns):
+    select = Select(stride=stride, columns=columns, max_gap=2)
+    options = {"window": 16, "batch_size": 64, "target": Target(horizon=2), "select": select}
+    places = [("cpu", "auto"), ("cuda", "device"), ("cuda", "host")]
+    stagers = [Stager(bar_table(STEPS), device=device, placement=place, **options) for device, place in places]
+    for one, *others in zip(*(st.batches(1) for st in stagers), strict=True):
+        assert one.x.shape == (len(one), 16, 5 if columns is None else len(columns))
+        for other in others:
+            np.testing.assert_array_equal(bits(other.x), bits(one.x))
+            np.testing.assert_array_equal(bits(other.y), bits(one.y))
     del one, others, other
     for st in stagers:
         st.close()
