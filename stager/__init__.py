@@ -14,6 +14,8 @@ from stager.errors import StagerError
 from stager.packs.layout import Pack, open_pack
 from stager.packs.packing import pack
 from stager.packs.verify import verify
+from stager.samples.derive import Derive, derive
+from stager.samples.features import Feature
 from stager.samples.labels import Labels
 from stager.samples.plan import Plan
 from stager.samples.select import Select
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "Arena",
     "Batch",
+    "Derive",
+    "Feature",
     "Labels",
     "Pack",
     "Plan",
@@ -35,6 +39,7 @@ __all__ = [
     "Stager",
     "StagerError",
     "Target",
+    "derive",
     "open_pack",
     "pack",
     "read",

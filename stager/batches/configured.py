@@ -7,14 +7,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stager.batches.resident import Resident, StagingOptions
+from stager.batches.resident import Resident, StagingOptions, as_pack
 from stager.config import read_toml, resolve
 from stager.errors import ConfigError
+from stager.samples.derive import Derive, derive
 from stager.samples.labels import Labels
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
-_TABLES = {"source", "batches", "target", "select", "staging", "arena", "overflow"}
+_TABLES = {"source", "derive", "batches", "target", "select", "staging", "arena", "overflow"}
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,6 +26,20 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     shuffle: Literal["full"] | bool = "full"
     last: Literal["keep", "drop"] = "keep"
+
+
+class DeriveOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Table ``[derive]`` of a configuration; see :class:`stager.Derive`."""
+
+    columns: list[str] = []
+    fill: Literal["none", "previous"] = "none"
+    cap: int | None = None
+    keep: list[str] = []
+    session: str | None = None
+    close_inclusive: bool = False
+    rolls: str | None = None
+    splits: str | None = None
+    zone: str | None = None
 
 
 def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, dict[str, Any], StagingOptions | None]:
@@ -51,6 +66,9 @@ def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, di
         if not isinstance(tables.get("source"), str):
             raise ConfigError(f'{path}: says no source; write source = "bars.pack" above the first table')
         source = Path(path).parent / tables["source"]
+    if "derive" in tables and not isinstance(source, Resident):
+        recipe = resolve(DeriveOptions, "derive", toml=_beside(path, tables["derive"], "rolls", "splits"))
+        source = derive(as_pack(source), Derive(**msgspec.structs.asdict(recipe)))
     arguments: dict[str, Any] = {name: overrides.pop(name) for name in ("target", "select") if name in overrides}
     places: dict[str, Any] = {name: overrides.pop(name) for name in ("device", "placement") if name in overrides}
     if "target" not in arguments and "target" in tables:

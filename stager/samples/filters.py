@@ -10,12 +10,11 @@ import numpy.typing as npt
 from stager.bars.threads import parallel
 from stager.errors import SampleError
 from stager.packs.layout import Pack
+from stager.samples.fill import FILLED
 from stager.samples.runs import IntArray, decision_numbers
 from stager.samples.select import Select
 from stager.samples.sessions import Sessions, make_sessions
 from stager.samples.tables import LAST, EventTable, rows_from
-
-FILLED = "is_filled"
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -46,9 +45,10 @@ def jumps_of(pack: Pack, select: Select) -> IntArray | None:
     """Rows of the first bars after a contract roll, or a split that the prices are not adjusted for."""
     rows: list[IntArray] = []
     if isinstance(select.rolls, str) and select.rolls in pack.columns:
-        contract = pack.column(select.rolls)
+        real = _real_rows(pack)
+        contract = pack.column(select.rolls)[real]
         before, after = contract[:-1], contract[1:]
-        rows.append(np.flatnonzero((before != after) & ~(np.isnan(before) & np.isnan(after))) + 1)
+        rows.append(real[1:][(before != after) & ~(np.isnan(before) & np.isnan(after))])
     elif select.rolls is not None:
         rows.append(_effective_rows(pack, EventTable(select.rolls, "rolls")))
     if select.splits is not None:
@@ -75,7 +75,16 @@ def _effective_rows(pack: Pack, table: EventTable, chosen: BoolArray | None = No
         instants = instants // day * day
     keep = codes >= 0 if chosen is None else (codes >= 0) & chosen
     rows = rows_from(pack, codes[keep], instants[keep])
+    if FILLED in pack.columns:
+        # Bars that were filled in meanwhile still have the prices from before.
+        real = np.append(_real_rows(pack), pack.n_rows)
+        rows = real[np.searchsorted(real, rows)]
     return rows[rows < pack.first_rows[codes[keep]] + pack.counts[codes[keep]]]
+
+
+def _real_rows(pack: Pack) -> IntArray:
+    """Rows of bars that were not filled in."""
+    return np.flatnonzero(pack.column(FILLED) == 0) if FILLED in pack.columns else np.arange(pack.n_rows)
 
 
 def known_codes(pack: Pack, table: EventTable, what: str) -> IntArray:
@@ -96,7 +105,7 @@ def historic_rows(pack: Pack, min_history: int) -> IntArray:
     if FILLED not in pack.columns:
         rows: IntArray = np.minimum(pack.first_rows + n_before, ends)
         return rows
-    real = np.flatnonzero(pack.column(FILLED) == 0)
+    real = _real_rows(pack)
     place = np.searchsorted(real, pack.first_rows) + n_before
     rows = np.minimum(np.append(real, pack.n_rows)[np.minimum(place, len(real))], ends)
     return rows

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples import filters, targets
+from stager.samples.fill import FILLED
 from stager.samples.labelling import LabelSource, Targets, as_targets, label_ends, label_rows, source_of
 from stager.samples.labels import Labels
 from stager.samples.runs import JUMP, NEW_SESSION, NEW_SYMBOL, Breaks, IntArray, Runs, find_breaks
@@ -151,8 +152,8 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select) -> Sam
     breaks = find_breaks(pack, filters.sessions_of(pack, select), filters.jumps_of(pack, select))
     runs = breaks.runs(select.max_gap)
     filled = None
-    if filters.FILLED in pack.columns and not select.allow_filled:
-        filled = pack.column(filters.FILLED) != 0
+    if FILLED in pack.columns and not select.allow_filled:
+        filled = pack.column(FILLED) != 0
     sources = tuple(source_of(pack, breaks, runs, one, filled) for one in wanted)
     reasons = dict.fromkeys(REASONS, 0)
     # A window longer than the pack is as good as one row longer, and fits int64.
@@ -252,7 +253,7 @@ def _candidates(
     highs = np.maximum(lows, np.minimum(runs.ends, last_selected[symbol_of_run]))
     reasons["outside the session"] = int((highs - lows)[runs.outside].sum())
     highs[runs.outside] = lows[runs.outside]
-    if select.min_history > 1:
+    if select.min_history > 0:
         historic = np.clip(filters.historic_rows(pack, int(select.min_history))[symbol_of_run], lows, highs)
         reasons["history too short"] = int((historic - lows).sum())
         lows = historic

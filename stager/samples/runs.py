@@ -139,11 +139,12 @@ def _ticks(pack: Pack):  # type: ignore[no-untyped-def]
     times, interval = pack.times, pack.interval
     if not interval.is_session:
         return lambda first, stop: np.diff(times[first:stop]) // interval.nanoseconds
-    position = _positions(pack)
+    position = session_positions(pack)
     return lambda first, stop: np.diff(position[first:stop])
 
 
-def _positions(pack: Pack) -> IntArray:
+def session_positions(pack: Pack) -> IntArray:
+    """(n_rows,) int64: the place of each bar's session (week, month) among those in which any symbol has a bar."""
     numbers = session_numbers(pack.times, pack.interval.text)
     low = int(numbers.min())
     seen = np.zeros(int(numbers.max()) - low + 1, np.int64)
@@ -157,7 +158,7 @@ def decision_numbers(pack: Pack, first: int, stop: int) -> IntArray:
     For daily and longer bars, the place of the session (week, month) among those in which any symbol has a bar.
     """
     if pack.interval.is_session:
-        return _positions(pack)[first:stop]
+        return session_positions(pack)[first:stop]
     return pack.interval.available(pack.times[first:stop]) // pack.interval.nanoseconds
 
 

@@ -50,6 +50,13 @@ class Sessions:
         inside = (place >= 0) & ((times <= closes) if self.close_inclusive else (times < closes))
         return np.where(inside, self.numbers[place], -1)
 
+    def closes_of(self, times: IntArray) -> IntArray:
+        """The close of the stretch in which each bar opens, int64, shape of `times`; the bar's own open outside."""
+        closes = times.copy()
+        inside = np.flatnonzero(self.of(times) >= 0)
+        closes[inside] = self.closes[np.searchsorted(self.opens, times[inside], side="right") - 1]
+        return closes
+
 
 @dataclass(frozen=True)
 class Hours:

@@ -683,6 +683,21 @@ def test_from_config_takes_several_targets(config):
         assert one.target == [Target(horizon=2, kind="difference"), Target(horizon=5, scale="rank")]
 
 
+def test_from_config_derives_first(config, make):
+    derived = '[derive]\ncolumns = ["range"]\nfill = "previous"\ncap = 3\n\n[batches]'
+    config.write_text(config.read_text().replace("[batches]", derived))
+    for _ in range(2):
+        with Stager.from_config(config) as one:
+            assert one.plan.columns == ("open", "high", "low", "close", "volume", "is_filled", "range")
+            # B has a gap of 3 missing bars, C of 2; A and B end before C does, and are not selected or filled in.
+            assert one.plan.n_rows == 30 + 3 + 72 + 3 + 3 + 58 + 2
+            assert one.resident.path == "mapped"
+    assert len(list((config.parent / "data").iterdir())) == 2
+    config.write_text(config.read_text().replace("cap = 3", "kap = 3"))
+    with pytest.raises(ConfigError, match=r"\[derive\] kap is no option"):
+        Stager.from_config(config)
+
+
 def test_tables_lie_beside_the_configuration(config):
     (config.parent / "data" / "universe.csv").write_text("symbol,start,end\nA,2024-01-01,\n")
     (config.parent / "labels.csv").write_text(

@@ -92,12 +92,18 @@ def model(
     times = pack.times.tolist()
     step = pack.interval.nanoseconds
     session = [None if select.session is None else session_of(time, select) for time in times]
+    filled = pack.column("is_filled").tolist() if "is_filled" in pack.columns else [0.0] * pack.n_rows
+    # The last real bar of the symbol before each row: a roll or split begins at a real bar.
+    real_before = [
+        max((times[r] for r in range(row) if symbols[r] == symbols[row] and not filled[r]), default=-(2**63))
+        for row in range(pack.n_rows)
+    ]
     run_of, begins = [0], ["warm-up of the window"]
     for row in range(1, pack.n_rows):
         begin = None
         if symbols[row] != symbols[row - 1]:
             begin = "warm-up of the window"
-        elif jumps_into(select, symbols[row], times[row - 1], times[row]):
+        elif not filled[row] and jumps_into(select, symbols[row], real_before[row], times[row]):
             begin = "roll or split in the window"
         elif session[row] != session[row - 1]:
             begin = "session boundary in the window"
@@ -108,7 +114,6 @@ def model(
             begins.append(begin)
     columns = {name: pack.column(name).tolist() for name in pack.columns}
     served = pack.columns if select.columns is None else select.columns
-    filled = columns.get("is_filled", [0.0] * pack.n_rows)
     reasons = dict.fromkeys(REASONS, 0)
     samples: list[tuple[int, Any]] = []
     start, end = select.interval or (None, None)
