@@ -17,6 +17,7 @@ from stager.packs.verify import verify
 from stager.samples.derive import Derive, derive
 from stager.samples.features import Feature
 from stager.samples.labels import Labels
+from stager.samples.normalize import Normalize
 from stager.samples.plan import Plan
 from stager.samples.select import Select
 from stager.samples.targets import Target
@@ -30,6 +31,7 @@ __all__ = [
     "Derive",
     "Feature",
     "Labels",
+    "Normalize",
     "Pack",
     "Plan",
     "ReadOptions",

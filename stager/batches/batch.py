@@ -23,7 +23,7 @@ class Batch:
     epoch, number : int
         Where in the training this batch is.
     x : (size, window, n_columns) float32
-        NumPy or CuPy. Windows, oldest row first.
+        NumPy or CuPy. Windows, oldest row first, normalised if that was asked for.
     y : (size,) or (size, n_targets) float32, or None
         The target, or a column for each of a list of targets, NaN where a sample lacks it; None without a target.
     """

@@ -26,6 +26,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     shuffle: Literal["full"] | bool = "full"
     last: Literal["keep", "drop"] = "keep"
+    normalize: Literal["none", "last", "zscore"] = "none"
 
 
 class DeriveOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +70,9 @@ def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, di
     if "derive" in tables and not isinstance(source, Resident):
         recipe = resolve(DeriveOptions, "derive", toml=_beside(path, tables["derive"], "rolls", "splits"))
         source = derive(as_pack(source), Derive(**msgspec.structs.asdict(recipe)))
-    arguments: dict[str, Any] = {name: overrides.pop(name) for name in ("target", "select") if name in overrides}
+    arguments: dict[str, Any] = {
+        name: overrides.pop(name) for name in ("target", "select", "normalize") if name in overrides
+    }
     places: dict[str, Any] = {name: overrides.pop(name) for name in ("device", "placement") if name in overrides}
     if "target" not in arguments and "target" in tables:
         several = tables["target"]
@@ -81,7 +84,7 @@ def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, di
         table = _beside(path, tables.get("select"), "rolls", "splits", "universe")
         arguments["select"] = resolve(Select, "select", toml=table)
     options = resolve(BatchOptions, "batches", toml=tables.get("batches"), arguments=overrides)
-    arguments |= msgspec.structs.asdict(options)
+    arguments = msgspec.structs.asdict(options) | arguments
     if isinstance(source, Resident):
         return source, arguments | places, None
     return source, arguments, resolve(StagingOptions, "staging", toml=tables.get("staging"), arguments=places)

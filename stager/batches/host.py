@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from stager.bars.threads import thread_count
 from stager.errors import ClosedError
 from stager.samples.index import SampleIndex
+from stager.samples.normalize import apply
 from stager.samples.order import Order
 
 FloatArray = npt.NDArray[np.float32]
@@ -49,6 +50,7 @@ class HostGather:
         self._windows = as_strided(
             rows.reshape(-1), (len(rows) - window + 1, window * n_columns), (4 * n_columns, 4), writeable=False
         )
+        self._closes = rows[:, index.close_column]
         # Until it has seen a block of that size freed, glibc gives the memory of batches back to the system; the page
         # faults of the next ones took longer than the copies.
         np.empty(_KEPT_NBYTES, np.uint8)
@@ -89,7 +91,7 @@ class HostGather:
             self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-        self._windows = self._windows[:0].copy()
+        self._windows, self._closes = self._windows[:0].copy(), self._closes[:0].copy()
 
     def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         with self._lock:
@@ -107,6 +109,8 @@ class HostGather:
         x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._row_shape)
         if self._index.columns is not None:
             x = np.take(x, self._index.columns, axis=2)
+        if self._index.methods is not None:
+            apply(x, self._index.methods, self._closes[decisions])
         return x, None if self._index.y is None else self._index.y[decisions]
 
 

@@ -16,6 +16,7 @@ from stager.batches.resident import PackSource, Placement, Resident, stage, stag
 from stager.errors import ClosedError, ConfigError, SampleError
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.labelling import Targets
+from stager.samples.normalize import Normalize, as_normalize
 from stager.samples.order import Order
 from stager.samples.plan import Plan, make_plan
 from stager.samples.select import Select
@@ -42,6 +43,9 @@ class Stager:
     last : {"keep", "drop"}
         Whether an epoch's last, shorter batch is served.
     select : Select
+    normalize : {"none", "last", "zscore"} or Normalize
+        How ``batch.x`` is scaled, from what each window holds alone. "last" divides prices by the window's last close
+        and subtracts 1, and takes the logarithm of volumes; "zscore" is of every column.
     device, placement : str
         As in :func:`stage`; not with a Resident.
 
@@ -71,6 +75,7 @@ class Stager:
         shuffle: Literal["full"] | bool = "full",
         last: Literal["keep", "drop"] = "keep",
         select: Select = Select(),  # noqa: B008 - frozen
+        normalize: str | Normalize = "none",
         device: str = "auto",
         placement: Placement = "auto",
     ) -> None:
@@ -83,6 +88,7 @@ class Stager:
             raise ConfigError("device and placement belong to stage(); a Resident lies where it was staged")
         # Checked before staging, which may take a while.
         Order(1, seed, 0, shuffle)
+        scaling = as_normalize(normalize)
         self.seed, self.shuffle, self.last, self.batch_size = int(seed), shuffle, last, int(batch_size)
         self.target, self.window = target, window
         self._owned = not isinstance(source, Resident)
@@ -93,7 +99,7 @@ class Stager:
         self._resident: Resident | None = resident
         try:
             pack = resident.pack
-            self._index = build_index(pack, window, target, select)
+            self._index = build_index(pack, window, target, select, scaling)
             if last == "drop" and self._index.n_samples < batch_size:
                 raise SampleError(
                     f"{self._index.n_samples:,} samples fill no batch of {batch_size:,}, and last='drop' serves no "
@@ -104,7 +110,7 @@ class Stager:
             resident.on_close(self._gather.close)
             #: What is served and what it takes.
             self.plan: Plan = make_plan(
-                pack, self._index, target, batch_size=self.batch_size, n_batches=len(self),
+                pack, self._index, target, scaling, batch_size=self.batch_size, n_batches=len(self),
                 device=str(resident.device), placement=resident.placement, path=resident.path,
             )  # fmt: skip
         except BaseException:

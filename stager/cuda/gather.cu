@@ -110,3 +110,43 @@ extern "C" __global__ void copy_columns(
         }
     }
 }
+
+// One thread scales one column of one window, in float64; samples/normalize.py does the same in the same order, so that
+// only the logarithm may differ. The intrinsics keep multiplication and addition from being fused.
+extern "C" __global__ void normalize(
+    const u64 *__restrict__ addresses, float *__restrict__ x, i64 n_series, int window, int n_columns,
+    const int *__restrict__ methods, i64 last_close) {
+    for (i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x; s < n_series; s += (i64)gridDim.x * blockDim.x) {
+        i64 sample = s / n_columns;
+        int column = (int)(s - sample * n_columns);
+        float *values = x + sample * window * n_columns + column;
+        int method = methods[column];
+        if (method == 1) {
+            double close = ((const float *)addresses[sample])[last_close];
+            for (int k = 0; k < window; ++k) {
+                float *value = values + (i64)k * n_columns;
+                *value = (float)__dsub_rn(__ddiv_rn(*value, close), 1.0);
+            }
+        } else if (method == 2) {
+            for (int k = 0; k < window; ++k) {
+                float *value = values + (i64)k * n_columns;
+                double v = *value;
+                *value = (float)copysign(log1p(fabs(v)), v);
+            }
+        } else if (method == 3) {
+            double mean = 0.0, squares = 0.0;
+            for (int k = 0; k < window; ++k) mean = __dadd_rn(mean, values[(i64)k * n_columns]);
+            mean = __ddiv_rn(mean, window);
+            for (int k = 0; k < window; ++k) {
+                double d = __dsub_rn(values[(i64)k * n_columns], mean);
+                squares = __dadd_rn(squares, __dmul_rn(d, d));
+            }
+            double deviation = __dsqrt_rn(__ddiv_rn(squares, window));
+            if (deviation == 0.0) deviation = 1.0;
+            for (int k = 0; k < window; ++k) {
+                float *value = values + (i64)k * n_columns;
+                *value = (float)__ddiv_rn(__dsub_rn(*value, mean), deviation);
+            }
+        }
+    }
+}

@@ -45,7 +45,7 @@ def kernels(device: int) -> dict[str, Any]:
     """
     if device not in _kernels:
         source = Path(__file__).with_name("gather.cu").read_text(encoding="utf-8")
-        names = ("resolve", "copy_windows_16", "copy_windows_8", "copy_windows_4", "copy_columns")
+        names = ("resolve", "copy_windows_16", "copy_windows_8", "copy_windows_4", "copy_columns", "normalize")
         with cupy.cuda.Device(device):
             try:
                 module = cupy.RawModule(code=source, options=("--std=c++17",))
@@ -84,6 +84,10 @@ class Tables(Protocol):
     @property
     def columns(self) -> npt.NDArray[np.int64] | None: ...
     @property
+    def methods(self) -> npt.NDArray[np.int32] | None: ...
+    @property
+    def close_column(self) -> int: ...
+    @property
     def y(self) -> npt.NDArray[np.float32] | None: ...
 
 
@@ -112,6 +116,9 @@ class CudaGather:
         n_columns = rows.shape[1]
         self._stride = index.stride
         self._columns = None if index.columns is None else self._upload(index.columns.astype(np.int32), stall_timeout)
+        self._methods = None if index.methods is None else self._upload(index.methods, stall_timeout)
+        # Of a window's first value, the value that prices are normalised by.
+        self._last_close = (index.window - 1) * n_columns + index.close_column
         self._sample_shape = (index.window, n_columns if index.columns is None else len(index.columns))
         self._row_nbytes = 4 * n_columns
         self._tables = [self._upload(table, stall_timeout) for table in (index.span_ids, index.span_rows)]
@@ -182,6 +189,16 @@ class CudaGather:
                 self._kernels["copy_columns"](
                     grid, block, (addresses, x, np.int64(count), np.int32(x[0].size), self._columns, *shape)
                 )
+            if self._methods is not None:
+                n_series = count * self._sample_shape[1]
+                self._kernels["normalize"](
+                    (min(_MAX_BLOCKS, -(-n_series // _THREADS)),),
+                    (_THREADS,),
+                    (
+                        addresses, x, np.int64(n_series), np.int32(self._window), np.int32(self._sample_shape[1]),
+                        self._methods, np.int64(self._last_close),
+                    ),
+                )  # fmt: skip
             # The per-thread default stream is another one in each thread, under the same pointer.
             key = (stream.ptr, threading.get_ident() if stream.ptr == runtime.streamPerThread else 0)
             if key not in self._events:
@@ -194,7 +211,7 @@ class CudaGather:
         with self._device:
             for event, _ in list(self._events.values()):
                 event.synchronize()
-            self._tables, self._bases, self._y, self._columns = [], None, None, None
+            self._tables, self._bases, self._y, self._columns, self._methods = [], None, None, None, None
             # Free blocks now; those under batches that are still referred to return with them.
             self._pool.free_all_blocks()
 

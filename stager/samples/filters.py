@@ -146,3 +146,10 @@ def complete_windows(pack: Pack, columns: Sequence[str], window: int) -> BoolArr
         bad |= ~np.isfinite(pack.column(name))
     rows = np.flatnonzero(bad)
     return ~covered(rows, np.minimum(rows + window, pack.n_rows), pack.n_rows)
+
+
+def positive(pack: Pack, column: str) -> BoolArray:
+    """(n_rows,) bool: the value, as float32, is a positive number."""
+    with np.errstate(over="ignore", under="ignore"):
+        values = pack.column(column).astype(np.float32)
+    return np.isfinite(values) & (values > 0)

@@ -15,6 +15,7 @@ from stager.samples import filters, targets
 from stager.samples.fill import FILLED
 from stager.samples.labelling import LabelSource, Targets, as_targets, label_ends, label_rows, source_of
 from stager.samples.labels import Labels
+from stager.samples.normalize import LAST, RAW, Normalize
 from stager.samples.runs import JUMP, NEW_SESSION, NEW_SYMBOL, Breaks, IntArray, Runs, find_breaks
 from stager.samples.select import Select
 from stager.samples.targets import Target
@@ -47,6 +48,7 @@ REASONS = (
     "decision at a filled bar",
     "not on the stride",
     "missing value in the window",
+    "last close of the window not positive",
     *_TARGET_REASONS.values(),
 )
 
@@ -78,6 +80,10 @@ class SampleIndex:
         Rows from one sample of a span to the next.
     columns : (n_columns,) int64 or None
         The columns of the rows that are served, in this order; None for all as they are.
+    methods : (n_served,) int32 or None
+        How each served column is normalised; None for raw values.
+    close_column : int
+        The column of the rows that prices are normalised by.
     """
 
     window: int
@@ -91,6 +97,8 @@ class SampleIndex:
     labels: tuple[LabelSource, ...] = ()
     stride: int = 1
     columns: IntArray | None = None
+    methods: npt.NDArray[np.int32] | None = None
+    close_column: int = 0
 
     @property
     def n_samples(self) -> int:
@@ -125,7 +133,7 @@ class SampleIndex:
         return int(np.maximum(counts - (self.window - 1) - reach, 0).sum())
 
 
-def build_index(pack: Pack, window: int, target: Targets, select: Select) -> SampleIndex:
+def build_index(pack: Pack, window: int, target: Targets, select: Select, normalize: Normalize = RAW) -> SampleIndex:
     """Find the samples.
 
     Parameters
@@ -136,6 +144,7 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select) -> Sam
     target : Target, Labels, a sequence of them, or None
         A row needs one of its targets to end a sample; None serves every complete window.
     select : Select
+    normalize : Normalize
 
     Returns
     -------
@@ -159,7 +168,10 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select) -> Sam
     # A window longer than the pack is as good as one row longer, and fits int64.
     n_needed = min(int(window), pack.n_rows + 1)
     lows, highs = _candidates(pack, runs, n_needed, select, reasons)
-    masks = _masks(pack, select, columns, filled, n_needed)
+    served = pack.columns if columns is None else columns
+    methods = normalize.methods([pack.manifest.columns[pack.columns.index(name)] for name in served])
+    by_close = methods is not None and LAST in methods
+    masks = _masks(pack, select, served, filled, by_close, n_needed)
     y = None
     if not sources and not masks:
         keep = highs > lows
@@ -183,7 +195,7 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select) -> Sam
     chosen = None if columns is None else np.array([pack.columns.index(name) for name in columns])
     return SampleIndex(
         int(window), span_rows, span_ids, y, reasons, longest, int((~runs.outside).sum()), breaks, sources,
-        int(select.stride), chosen,
+        int(select.stride), chosen, methods, pack.columns.index("close"),
     )  # fmt: skip
 
 
@@ -197,7 +209,7 @@ def _columns(pack: Pack, select: Select) -> tuple[str, ...] | None:
 
 
 def _masks(
-    pack: Pack, select: Select, columns: tuple[str, ...] | None, filled: filters.BoolArray | None, window: int
+    pack: Pack, select: Select, served: tuple[str, ...], filled: filters.BoolArray | None, by_close: bool, window: int
 ) -> dict[str, Callable[[], filters.BoolArray]]:
     """What is left to look at row by row, in the order of the reasons."""
     masks: dict[str, Callable[[], filters.BoolArray]] = {}
@@ -207,10 +219,11 @@ def _masks(
         masks["decision at a filled bar"] = lambda: ~filled
     if select.stride > 1:
         masks["not on the stride"] = lambda: filters.on_stride(pack, int(select.stride))
-    served = pack.columns if columns is None else columns
     incomplete = [column.name for column in pack.manifest.columns if column.n_missing and column.name in served]
     if incomplete:
         masks["missing value in the window"] = lambda: filters.complete_windows(pack, incomplete, window)
+    if by_close:
+        masks["last close of the window not positive"] = lambda: filters.positive(pack, "close")
     return masks
 
 

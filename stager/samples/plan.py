@@ -10,6 +10,7 @@ from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
 from stager.samples.labelling import AnyTarget, Targets, as_targets
 from stager.samples.labels import Labels
+from stager.samples.normalize import RAW, Normalize
 
 GAPS = (0, 1, 5, 30)
 # Reasons that the user chose.
@@ -38,6 +39,8 @@ class Plan:
         Those that are served.
     adjustment : {"raw", "split", "total", "unknown"}
         What the pack says its prices and volume are adjusted for.
+    normalize : str
+        How columns are normalised, by role.
     target : str
         "none", or what is predicted.
     reasons : dict of str to int
@@ -61,6 +64,7 @@ class Plan:
     batch_size: int
     columns: tuple[str, ...]
     adjustment: str
+    normalize: str
     target: str
     reasons: dict[str, int]
     samples_at_gap: dict[int, int]
@@ -95,6 +99,7 @@ class Plan:
             ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
             ("usable", f"{self.usable:.1%} of the selected rows"),
             ("window", f"{self.window} rows of {', '.join(self.columns)}"),
+            ("normalize", self.normalize),
             ("adjustment", self.adjustment),
             ("target", self.target),
             ("batches", f"{self.n_batches:,} of {self.batch_size} an epoch, {format_nbytes(self.batch_nbytes)} each"),
@@ -131,6 +136,7 @@ def make_plan(
     pack: Pack,
     index: SampleIndex,
     target: Targets,
+    normalize: Normalize = RAW,
     *,
     batch_size: int,
     n_batches: int,
@@ -153,6 +159,7 @@ def make_plan(
         batch_size=batch_size,
         columns=served,
         adjustment=pack.manifest.adjustment,
+        normalize=str(normalize),
         target=describe(target),
         reasons=dict(index.reasons),
         samples_at_gap={gap: index.at_gap(gap, reach) for gap in GAPS},

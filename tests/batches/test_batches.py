@@ -189,6 +189,43 @@ def test_columns_and_strides(make, table, columns, stride):
     assert batch.symbols == [cut.symbols[i] for i in picked[: len(batch)]]
 
 
+@pytest.mark.parametrize("columns", [None, ["volume", "high"]])
+@pytest.mark.parametrize("normalize", ["none", "last", "zscore", stager.Normalize("zscore", "none")])
+def test_windows_are_normalised_by_what_they_hold(make, table, normalize, columns):
+    cut = Cut(table, STEPS, 7)
+    one = make(normalize=normalize, select=Select(columns=columns))
+    x, _, ids, _ = serve(one, 1)
+    raw = cut.x[ids].astype(np.float64)
+    names = ["open", "high", "low", "close", "volume"]
+    deviation = raw.std(axis=1, keepdims=True)
+    scores = (raw - raw.mean(axis=1, keepdims=True)) / deviation
+    wanted = raw.copy()
+    if normalize == "last":
+        wanted[:, :, :4] = raw[:, :, :4] / raw[:, -1:, 3:4] - 1
+        wanted[:, :, 4] = np.log1p(raw[:, :, 4])
+    elif normalize == "zscore":
+        wanted = scores
+    elif normalize != "none":
+        wanted[:, :, :4] = scores[:, :, :4]
+    places = [names.index(name) for name in columns or names]
+    np.testing.assert_allclose(x, wanted[:, :, places], rtol=1e-6, atol=1e-6)
+    assert x.dtype == np.float32
+    # Rows and views are as they were.
+    np.testing.assert_array_equal(one.view(1, 0, 0), cut.x[ids[0]])
+    assert ("zscore" in one.plan.normalize) == (normalize not in ("none", "last"))
+
+
+def test_a_sample_is_normalised_alike_in_any_batch(monkeypatch, make):
+    from stager.batches import host
+
+    whole, _, ids, _ = serve(make(normalize="zscore", batch_size=1000))
+    monkeypatch.setattr(host, "_TASK_NBYTES", 100)
+    for size in (1, 3, 64):
+        x, _, others, _ = serve(make(normalize="zscore", batch_size=size))
+        np.testing.assert_array_equal(ids, others)
+        np.testing.assert_array_equal(x.view(np.uint32), whole.view(np.uint32))
+
+
 # -------------------------------------------------------------------------------- about a batch
 
 
@@ -563,6 +600,8 @@ def test_a_closed_stager_of_a_pack_leaves_the_pack_usable(table, tmp_path):
         ({"batch_size": True}, SampleError, "batch_size"),
         ({"window": 0}, SampleError, "window is 0"),
         ({"window": 2.5}, SampleError, "window"),
+        ({"normalize": "minmax"}, SampleError, "normalize is 'minmax'"),
+        ({"normalize": None}, SampleError, "normalize is None"),
         ({"last": "pad"}, SampleError, "last is 'pad'"),
         ({"shuffle": "yes"}, SampleError, "shuffle"),
         ({"shuffle": True}, SampleError, "shuffle"),
@@ -681,6 +720,21 @@ def test_from_config_takes_several_targets(config):
     with Stager.from_config(config) as one:
         assert next(one.batches()).y.shape == (16, 2)
         assert one.target == [Target(horizon=2, kind="difference"), Target(horizon=5, scale="rank")]
+
+
+def test_from_config_normalises(config, monkeypatch):
+    config.write_text(config.read_text().replace("seed = 3", 'seed = 3\nnormalize = "last"'))
+    with Stager.from_config(config) as one:
+        assert one.plan.normalize == "price last, volume log1p, other none"
+    monkeypatch.setenv("STAGER_BATCHES_NORMALIZE", "zscore")
+    with Stager.from_config(config) as one:
+        assert one.plan.normalize == "price zscore, volume zscore, other zscore"
+    with Stager.from_config(config, normalize=stager.Normalize("none", "zscore")) as one:
+        assert one.plan.normalize == "price none, volume zscore, other none"
+    monkeypatch.delenv("STAGER_BATCHES_NORMALIZE")
+    config.write_text(config.read_text().replace('"last"', '"lats"'))
+    with pytest.raises(ConfigError, match="normalize is 'lats'"):
+        Stager.from_config(config)
 
 
 def test_from_config_derives_first(config, make):

@@ -39,7 +39,7 @@ def bits(array):
 # -------------------------------------------------------------------------------- the gather
 
 
-PLAIN = {"stride": 1, "columns": None}
+PLAIN = {"stride": 1, "columns": None, "methods": None, "close_column": 0}
 
 
 def made_up_index(n_rows, window, rng):
@@ -54,8 +54,7 @@ def made_up_index(n_rows, window, rng):
         span_rows=rows[edges],
         span_ids=np.append(edges, len(rows)).astype(np.int64),
         y=y,
-        stride=1,
-        columns=None,
+        **PLAIN,
     )
 
 
@@ -305,6 +304,42 @@ def test_strides_and_columns_are_the_same_bits_everywhere(stride, columns):
     del one, others, other
     for st in stagers:
         st.close()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("columns", [None, ["volume", "low", "extra"]])
+@pytest.mark.parametrize("window", [1, 2, 64, 301])
+@pytest.mark.parametrize(
+    "normalize",
+    ["last", "zscore", stager.Normalize("last", "zscore", "log1p"), stager.Normalize("none", "log1p", "none")],
+)
+def test_windows_are_normalised_alike_everywhere(normalize, window, columns, place):
+    """All but the logarithm bit for bit."""
+    rng = np.random.default_rng(window)
+    n = sum(map(len, STEPS.values()))
+    close = 60_000 + rng.normal(size=n).cumsum()
+    close[100:250] = 60_000.0  # flat windows
+    extra = rng.normal(size=n) * 10.0 ** rng.integers(-30, 30, n)
+    table = bar_table(
+        STEPS,
+        close=close,
+        low=close - 1,
+        high=close + 2,
+        open=close,
+        volume=rng.integers(0, 1 << 40, n) * 1.0,
+        extra=extra,
+    )
+    options = {"window": window, "batch_size": 77, "normalize": normalize, "select": Select(columns=columns)}
+    with (
+        Stager(table, device="cpu", **options) as one,
+        Stager(table, device="cuda", placement=place, **options) as other,
+    ):
+        logs = one._index.methods == 2
+        for mine, theirs in zip(one.batches(1), other.batches(1), strict=True):
+            x = theirs.x.get()
+            np.testing.assert_array_equal(bits(x[:, :, ~logs]), bits(mine.x[:, :, ~logs]))
+            np.testing.assert_array_max_ulp(x[:, :, logs], mine.x[:, :, logs], maxulp=4)
+        del mine, theirs
 
 
 @pytest.mark.parametrize("place", PLACES)
