@@ -51,13 +51,13 @@ __device__ __forceinline__ i64 find_span(const i64 *span_ids, i64 n_spans, i64 s
 
 extern "C" __global__ void resolve(
     const Order order, i64 first, i64 count, i64 window, i64 row_nbytes,
-    const i64 *__restrict__ span_ids, const i64 *__restrict__ span_rows, i64 n_spans, i64 stride,
+    const i64 *__restrict__ span_ids, const i64 *__restrict__ span_rows, i64 n_spans,
     const u64 *__restrict__ bases, i64 base_rows,
     const float *__restrict__ target, int n_targets, u64 *__restrict__ addresses, float *__restrict__ y) {
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < count; i += (i64)gridDim.x * blockDim.x) {
         i64 sample = sample_at(order, first + i);
         i64 span = find_span(span_ids, n_spans, sample);
-        i64 row = span_rows[span] + (sample - span_ids[span]) * stride;
+        i64 row = span_rows[span] + (sample - span_ids[span]);
         i64 start = row - window + 1;
         i64 base = start / base_rows;
         addresses[i] = bases[base] + (u64)(start - base * base_rows) * row_nbytes;

@@ -80,8 +80,6 @@ class Tables(Protocol):
     @property
     def span_ids(self) -> npt.NDArray[np.int64]: ...
     @property
-    def stride(self) -> int: ...
-    @property
     def columns(self) -> npt.NDArray[np.int64] | None: ...
     @property
     def methods(self) -> npt.NDArray[np.int32] | None: ...
@@ -114,7 +112,6 @@ class CudaGather:
         self._pool = cupy.cuda.MemoryPool()
         self._events: dict[tuple[int, int], Any] = {}
         n_columns = rows.shape[1]
-        self._stride = index.stride
         self._columns = None if index.columns is None else self._upload(index.columns.astype(np.int32), stall_timeout)
         self._methods = None if index.methods is None else self._upload(index.methods, stall_timeout)
         # Of a window's first value, the value that prices are normalised by.
@@ -173,7 +170,7 @@ class CudaGather:
                 (
                     order_parameters(order), np.int64(first), np.int64(count),
                     np.int64(self._window), np.int64(self._row_nbytes),
-                    *self._tables, np.int64(len(self._tables[1])), np.int64(self._stride),
+                    *self._tables, np.int64(len(self._tables[1])),
                     self._bases, np.int64(self._base_rows), np.uint64(target),
                     np.int32(self._y_shape[0] if self._y_shape else 1), addresses, np.uint64(labels),
                 ),

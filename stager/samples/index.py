@@ -13,7 +13,7 @@ from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples import filters, targets
 from stager.samples.fill import FILLED
-from stager.samples.labelling import LabelSource, Targets, as_targets, label_ends, label_rows, source_of
+from stager.samples.labelling import LabelEnds, Targets, as_targets, label_ends, label_rows, source_of
 from stager.samples.labels import Labels
 from stager.samples.normalize import LAST, RAW, Normalize
 from stager.samples.runs import JUMP, NEW_SESSION, NEW_SYMBOL, Breaks, IntArray, Runs, find_breaks
@@ -57,7 +57,7 @@ REASONS = (
 class SampleIndex:
     """The samples of a Stager, numbered 0..n_samples-1 in row order.
 
-    A span is a stretch of rows, `stride` apart, that all end a sample; samples are found by binary search over spans.
+    A span is a stretch of consecutive rows that all end a sample; samples are found by binary search over spans.
 
     Attributes
     ----------
@@ -74,10 +74,8 @@ class SampleIndex:
     longest_run : int
     n_runs : int
     breaks : Breaks
-    labels : tuple of LabelSource
-        The targets over the pack.
-    stride : int
-        Rows from one sample of a span to the next.
+    ends : tuple of callable
+        For each target: when the labels of decision rows become known, int64 nanoseconds UTC.
     columns : (n_columns,) int64 or None
         The columns of the rows that are served, in this order; None for all as they are.
     methods : (n_served,) int32 or None
@@ -94,8 +92,7 @@ class SampleIndex:
     longest_run: int
     n_runs: int
     breaks: Breaks
-    labels: tuple[LabelSource, ...] = ()
-    stride: int = 1
+    ends: tuple[LabelEnds, ...] = ()
     columns: IntArray | None = None
     methods: npt.NDArray[np.int32] | None = None
     close_column: int = 0
@@ -112,7 +109,7 @@ class SampleIndex:
     def rows(self, ids: IntArray) -> IntArray:
         """Decision rows of samples, int64, shape of `ids`."""
         spans = np.searchsorted(self.span_ids, ids, side="right") - 1
-        return self.span_rows[spans] + (ids - self.span_ids[spans]) * self.stride
+        return self.span_rows[spans] + (ids - self.span_ids[spans])
 
     def label_ends(self, rows: IntArray) -> IntArray:
         """When the labels of decision rows that end a sample become known, nanoseconds UTC.
@@ -123,8 +120,13 @@ class SampleIndex:
             As `y`; the number of NaT, the least int64, for a target that a sample does not have.
         """
         assert self.y is not None
-        ends = label_ends(self.labels, self.y.reshape(len(self.y), -1), rows)
+        ends = label_ends(self.ends, self.y.reshape(len(self.y), -1), rows)
         return ends[:, 0] if self.y.ndim == 1 else ends
+
+    def known_at(self, rows: IntArray) -> IntArray:
+        """(n,) int64: when all labels of decision rows that end a sample are known, nanoseconds UTC."""
+        ends = self.label_ends(rows)
+        return ends if ends.ndim == 1 else ends.max(axis=1)
 
     def at_gap(self, max_gap: int, reach: int) -> int:
         """Complete windows with room for a label if runs could span `max_gap` missing bars, all symbols."""
@@ -173,6 +175,7 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
     by_close = methods is not None and LAST in methods
     masks = _masks(pack, select, served, filled, by_close, n_needed)
     y = None
+    ends: list[LabelEnds] = []
     if not sources and not masks:
         keep = highs > lows
         span_rows, counts = lows[keep], (highs - lows)[keep]
@@ -181,21 +184,22 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
         for reason, mask in masks.items():
             reasons[reason] = _drop(ok, ~mask())
         if sources:
-            y, state = label_rows(pack, sources, ok)
+            y, state, ends = label_rows(pack, sources, ok)
             why = np.bincount(state[ok], minlength=max(_TARGET_REASONS) + 1)
             for code, reason in _TARGET_REASONS.items():
                 reasons[reason] = int(why[code])
             ok &= state == targets.VALID
             y = y[:, 0] if isinstance(target, (Target, Labels)) else y
-        span_rows, counts = _spans(ok, int(select.stride))
+        edges = np.flatnonzero(np.diff(ok, prepend=False, append=False))
+        span_rows, counts = edges[::2].copy(), edges[1::2] - edges[::2]
     span_ids = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
     longest = int(runs.counts[~runs.outside].max(initial=0))
     if span_ids[-1] == 0:
         raise SampleError(_no_sample(pack, window, target, select, reasons, longest))
     chosen = None if columns is None else np.array([pack.columns.index(name) for name in columns])
     return SampleIndex(
-        int(window), span_rows, span_ids, y, reasons, longest, int((~runs.outside).sum()), breaks, sources,
-        int(select.stride), chosen, methods, pack.columns.index("close"),
+        int(window), span_rows, span_ids, y, reasons, longest, int((~runs.outside).sum()), breaks, tuple(ends),
+        chosen, methods, pack.columns.index("close"),
     )  # fmt: skip
 
 
@@ -225,16 +229,6 @@ def _masks(
     if by_close:
         masks["last close of the window not positive"] = lambda: filters.positive(pack, "close")
     return masks
-
-
-def _spans(ok: filters.BoolArray, stride: int) -> tuple[IntArray, IntArray]:
-    """First row and number of rows of each stretch of true rows that lie `stride` apart."""
-    if stride == 1:
-        edges = np.flatnonzero(np.diff(ok, prepend=False, append=False))
-        return edges[::2].copy(), edges[1::2] - edges[::2]
-    rows = np.flatnonzero(ok)
-    begins = np.flatnonzero(np.diff(rows, prepend=-stride - 1) != stride)
-    return rows[begins], np.diff(begins, append=len(rows))
 
 
 def _candidates(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -13,11 +13,13 @@ from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples.labels import Labels, TableLabels
 from stager.samples.runs import Breaks, IntArray, Runs
-from stager.samples.scaling import across_symbols
+from stager.samples.scaling import across_symbols, last_of_instant
 from stager.samples.targets import MISSING, VALID, PriceLabels, StateArray, Target
 
 AnyTarget: TypeAlias = Target | Labels
 LabelSource: TypeAlias = PriceLabels | TableLabels
+# Decision rows with a label -> when it becomes known, nanoseconds UTC.
+LabelEnds: TypeAlias = Callable[[IntArray], IntArray]
 # What a user gives: one gives y (batch,), a sequence gives (batch, n_targets).
 Targets: TypeAlias = AnyTarget | Sequence[AnyTarget] | None
 
@@ -52,7 +54,7 @@ def source_of(
 
 def label_rows(
     pack: Pack, sources: Sequence[LabelSource], ok: npt.NDArray[np.bool_]
-) -> tuple[npt.NDArray[np.float32], StateArray]:
+) -> tuple[npt.NDArray[np.float32], StateArray, list[LabelEnds]]:
     """The labels of every decision row.
 
     Parameters
@@ -68,19 +70,25 @@ def label_rows(
         NaN where there is no label.
     state : (n_rows,) uint8
         VALID if there is any label, else why there is not the first.
+    ends : list of callable
+        When the labels of each target become known.
     """
     y = np.full((pack.n_rows, len(sources)), np.nan, np.float32)
     first_state, any_valid = np.zeros(0, np.uint8), np.zeros(pack.n_rows, bool)
+    ends: list[LabelEnds] = []
     for number, source in enumerate(sources):
-        state = _label(pack, source, ok, y[:, number])
+        state, known = _label(pack, source, ok, y[:, number])
+        ends.append(known)
         first_state = first_state if number else state
         any_valid |= state == VALID
     if len(sources) > 1:
         first_state[any_valid] = VALID
-    return y, first_state
+    return y, first_state, ends
 
 
-def _label(pack: Pack, source: LabelSource, ok: npt.NDArray[np.bool_], out: npt.NDArray[np.float32]) -> StateArray:
+def _label(
+    pack: Pack, source: LabelSource, ok: npt.NDArray[np.bool_], out: npt.NDArray[np.float32]
+) -> tuple[StateArray, LabelEnds]:
     """Write the labels of one target to `out`."""
     state = np.empty(pack.n_rows, np.uint8)
     is_relative = source.scale in ("rank", "demean")
@@ -95,14 +103,17 @@ def _label(pack: Pack, source: LabelSource, ok: npt.NDArray[np.bool_], out: npt.
             exact[first:stop] = values
 
     parallel(fill, range(0, pack.n_rows, _CHUNK_ROWS))
-    if exact is not None:
-        # A value beyond float32 is no label, and none to compare others with.
-        _keep(exact, state, out)
-        out.fill(np.nan)
-        rows = np.flatnonzero(ok & (state == VALID))
-        exact[rows] = across_symbols(exact[rows], pack.available_at(rows), str(source.scale))
-        out[rows] = exact[rows]
-    return state
+    if exact is None:
+        return state, source.ends
+    # A value beyond float32 is no label, and none to compare others with.
+    _keep(exact, state, out)
+    out.fill(np.nan)
+    rows = np.flatnonzero(ok & (state == VALID))
+    instants = pack.available_at(rows)
+    out[rows] = across_symbols(exact[rows], instants, str(source.scale))
+    # What a label is compared with must be known too.
+    known = last_of_instant(source.ends(rows), instants)
+    return state, lambda asked: known[np.searchsorted(rows, asked)]
 
 
 def _keep(values: npt.NDArray[np.float64], state: StateArray, out: npt.NDArray[np.float32]) -> None:
@@ -114,10 +125,10 @@ def _keep(values: npt.NDArray[np.float64], state: StateArray, out: npt.NDArray[n
     out[:] = short
 
 
-def label_ends(sources: Sequence[LabelSource], y: npt.NDArray[np.float32], rows: IntArray) -> IntArray:
+def label_ends(ends: Sequence[LabelEnds], y: npt.NDArray[np.float32], rows: IntArray) -> IntArray:
     """(n, n_targets) int64: when each label of decision rows becomes known, nanoseconds UTC; NaT's number for none."""
-    ends = np.full((len(rows), len(sources)), np.iinfo(np.int64).min)
-    for number, source in enumerate(sources):
+    found = np.full((len(rows), len(ends)), np.iinfo(np.int64).min)
+    for number, known in enumerate(ends):
         valid = np.flatnonzero(~np.isnan(y[rows, number]))
-        ends[valid, number] = source.ends(rows[valid])
-    return ends
+        found[valid, number] = known(rows[valid])
+    return found

@@ -84,6 +84,17 @@ def across_symbols(values: FloatArray, instants: IntArray, how: str) -> FloatArr
     return found
 
 
+def last_of_instant(ends: IntArray, instants: IntArray) -> IntArray:
+    """(n,) int64: the last of the ends that share an instant, for each of them."""
+    if not len(ends):
+        return ends
+    order = np.argsort(instants, kind="stable")
+    groups = _edges(instants[order])
+    found = np.empty(len(ends), np.int64)
+    found[order] = np.repeat(np.maximum.reduceat(ends[order], groups), np.diff(groups, append=len(ends)))
+    return found
+
+
 def _edges(*keys: npt.NDArray[np.generic]) -> IntArray:
     """Where stretches of equal keys begin."""
     if not len(keys[0]):

@@ -39,7 +39,7 @@ def bits(array):
 # -------------------------------------------------------------------------------- the gather
 
 
-PLAIN = {"stride": 1, "columns": None, "methods": None, "close_column": 0}
+PLAIN = {"columns": None, "methods": None, "close_column": 0}
 
 
 def made_up_index(n_rows, window, rng):
@@ -186,7 +186,7 @@ def test_the_order_on_the_device_is_numpys(n):
     one.close()
 
 
-def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=1, row_nbytes=1, stride=1):
+def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=1, row_nbytes=1):
     """What the kernel resolve answers to a fabricated table of spans."""
     addresses = cupy.zeros(count, cupy.uint64)
     gather.kernels(0)["resolve"](
@@ -194,7 +194,7 @@ def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=
         (256,),
         (
             gather.order_parameters(order), np.int64(first), np.int64(count), np.int64(window), np.int64(row_nbytes),
-            cupy.asarray(span_ids), cupy.asarray(span_rows), np.int64(len(span_rows)), np.int64(stride),
+            cupy.asarray(span_ids), cupy.asarray(span_rows), np.int64(len(span_rows)),
             cupy.asarray(np.array(bases, np.uint64)), np.int64(base_rows), np.uint64(0), np.int32(1), addresses,
             np.uint64(0),
         ),
@@ -213,22 +213,21 @@ def test_the_order_of_huge_epochs(n, shuffle):
             np.testing.assert_array_equal(addresses.astype(np.int64), order.sample_ids(first, count))
 
 
-@pytest.mark.parametrize("stride", [1, 7, 1000])
-def test_spans_and_base_pointers_are_resolved(stride):
+def test_spans_and_base_pointers_are_resolved():
     rng = np.random.default_rng(3)
     counts = rng.integers(1, 1 << 30, 1000)
     span_ids = np.concatenate([[0], np.cumsum(counts)])
-    span_rows = span_ids[:-1] * stride + np.cumsum(rng.integers(1, 1000, 1000)) + 64
+    span_rows = span_ids[:-1] + np.cumsum(rng.integers(1, 1000, 1000)) + 64
     n, row_nbytes, window = int(span_ids[-1]), 20, 64
-    base_rows = int(span_rows[-1] + counts[-1] * stride) // 5
+    base_rows = int(span_rows[-1] + counts[-1]) // 5
     bases = [(k + 1) << 50 for k in range(7)]
     order = Order(n, 9)
     for first in (0, n - 20_000):
         ids = order.sample_ids(first, 20_000)
         spans = np.searchsorted(span_ids, ids, side="right") - 1
-        starts = span_rows[spans] + (ids - span_ids[spans]) * stride - window + 1
+        starts = span_rows[spans] + ids - span_ids[spans] - window + 1
         right = np.array(bases, np.int64)[starts // base_rows] + starts % base_rows * row_nbytes
-        addresses = resolved(order, first, 20_000, span_rows, span_ids, bases, base_rows, window, row_nbytes, stride)
+        addresses = resolved(order, first, 20_000, span_rows, span_ids, bases, base_rows, window, row_nbytes)
         np.testing.assert_array_equal(addresses.astype(np.int64), right)
         assert len(set(starts // base_rows)) > 1
 

@@ -225,6 +225,24 @@ def test_cross_sections_are_those_of_a_loop(data: st.DataObject) -> None:
             assert index.y[row] == np.float32((rank - (len(peers) + 1) / 2) / len(peers))
 
 
+def test_a_label_of_a_cross_section_is_known_when_all_of_it_is() -> None:
+    """A and B enter at the same instants; the exit of B is later, because it has a gap."""
+    pack = memory_pack({"A": range(8), "B": [0, 1, 2, 3, 7, 8, 9, 10]}, close=np.arange(1.0, 17) ** 2)
+    target = Target(horizon=1, delay=0)
+    plain = build_index(pack, 1, target, Select(max_gap=5))
+    index = build_index(pack, 1, Target(horizon=1, delay=0, scale="demean"), Select(max_gap=5))
+    rows = served(index)
+    np.testing.assert_array_equal(rows, served(plain))
+    ends = dict(zip(rows.tolist(), plain.label_ends(rows).tolist(), strict=True))
+    for row, end in zip(rows.tolist(), index.label_ends(rows).tolist(), strict=True):
+        assert end == max(ends[other] for other in ends if pack.times[other] == pack.times[row])
+    assert (index.label_ends(rows)[3] - plain.label_ends(rows)[3]) // MINUTE == 3
+    both = build_index(pack, 1, [target, Target(horizon=2, delay=0)], Select(max_gap=5))
+    rows = served(both)
+    np.testing.assert_array_equal(both.known_at(rows), both.label_ends(rows).max(axis=1))
+    np.testing.assert_array_equal(index.known_at(rows), index.label_ends(rows))
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
