@@ -21,6 +21,7 @@ from stager.samples.normalize import Normalize
 from stager.samples.plan import Plan
 from stager.samples.select import Select
 from stager.samples.targets import Target
+from stager.samples.timeframes import TimeFrame
 
 if TYPE_CHECKING:
     from stager.cuda.arena import Arena
@@ -41,6 +42,7 @@ __all__ = [
     "Stager",
     "StagerError",
     "Target",
+    "TimeFrame",
     "derive",
     "open_pack",
     "pack",

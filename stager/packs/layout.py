@@ -36,7 +36,6 @@ __all__ = ["BLOCK_NBYTES", "FORMAT_VERSION", "MANIFEST", "PRICES", "Manifest", "
 
 BLOCK_NBYTES = 64 << 20
 PRICES = ("open", "high", "low", "close")
-VOLUMES = ("volume", "dollar_volume")
 
 _SYMBOLS: dict[str, pa.DataType] = {"symbol": pa.string(), "first_row": pa.int64(), "count": pa.int64()}
 

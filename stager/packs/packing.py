@@ -208,8 +208,8 @@ def _manifest(bars: Bars, n_missing: list[int], segments: list[Segment], fingerp
     assert bars.interval is not None  # bars without rows were refused before
     columns = []
     for name, missing in zip(bars.names, n_missing, strict=True):
-        role: Role = "price" if name in layout.PRICES else "volume" if name in layout.VOLUMES else "other"
-        columns.append(Column(name, role, missing))
+        role: Role = "price" if name in layout.PRICES else "volume" if name == "volume" else "other"
+        columns.append(Column(name, bars.roles.get(name, role), missing))
     return Manifest(
         format_version=FORMAT_VERSION,
         stager_version=__version__,

@@ -17,6 +17,7 @@ from stager.bars.read import Bars
 from stager.bars.zones import Zone
 from stager.errors import PackError, SampleError
 from stager.packs.layout import Pack, open_pack
+from stager.packs.manifest import Role
 from stager.packs.packing import hold, write
 from stager.packs.publish import check_target, refusing
 from stager.samples import features, filters
@@ -26,6 +27,7 @@ from stager.samples.runs import IntArray
 from stager.samples.select import Select
 from stager.samples.sessions import Hours, Sessions
 from stager.samples.tables import TableSource
+from stager.samples.timeframes import TimeFrame, aggregate
 
 # Part of the name of cached packs: raised when the same recipe gives other values.
 _VERSION = 1
@@ -37,11 +39,12 @@ class Derive:
 
     Parameters
     ----------
-    columns : sequence of str or Feature
+    columns : sequence of str, TimeFrame or Feature
         Computed in float64 from the pack's float64 columns, filled bars included. Built in: ``"log_return"`` (since the
         symbol's bar before), ``"range"`` (high less low, by the close), ``"dollar_volume"`` (close times volume, where
         both are adjusted for the same) and ``"time_of_day"`` (sine and cosine of the local time at the bar's close, as
-        ``time_of_day_sin`` and ``time_of_day_cos``); a :class:`Feature` is a function of the user's.
+        ``time_of_day_sin`` and ``time_of_day_cos``); a :class:`TimeFrame` is a longer interval, a
+        :class:`Feature` a function of the user's.
     fill : {"none", "previous"}
         "previous" fills the first `cap` missing bars after every bar, whatever follows, up to the last instant of the
         pack: prices are the close before, volume is 0, and a column ``is_filled`` tells them. Never backwards, and
@@ -62,7 +65,7 @@ class Derive:
         If a value is not allowed.
     """
 
-    columns: Sequence[str | Feature] = ()
+    columns: Sequence[str | TimeFrame | Feature] = ()
     _: KW_ONLY
     fill: Literal["none", "previous"] = "none"
     cap: int | None = None
@@ -79,7 +82,7 @@ class Derive:
             if isinstance(value, str) or not isinstance(value, Iterable):
                 raise SampleError(f"{name} is {value!r}; give a sequence such as ({value!r},)")
             object.__setattr__(self, name, tuple(value))
-        names = features.names_of(self.columns)
+        names = self.names
         if twice := {name for name in names if names.count(name) > 1}:
             raise SampleError(f"the derived column {min(twice)!r} is asked for twice")
         if self.fill not in ("none", "previous"):
@@ -92,6 +95,15 @@ class Derive:
         if not names and self.fill == "none":
             raise SampleError("nothing is derived; name columns, or fill='previous'")
         _ = self.bounds, self.clock
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are computed."""
+        return [
+            name
+            for column in self.columns
+            for name in (column.names if isinstance(column, TimeFrame) else features.names_of(column))
+        ]
 
     @property
     def bounds(self) -> Select:
@@ -171,7 +183,7 @@ def _key(pack: Pack, recipe: Derive, sessions: Sessions | None, jumps: IntArray)
 
 def _build(pack: Pack, recipe: Derive, sessions: Sessions | None, jumps: IntArray) -> Bars:
     manifest = pack.manifest
-    added = ([FILLED] if recipe.fill != "none" else []) + features.names_of(recipe.columns)
+    added = ([FILLED] if recipe.fill != "none" else []) + recipe.names
     if there := [name for name in added if name in pack.columns]:
         raise SampleError(f"the pack already has a column {there[0]!r}; leave it out of the recipe")
     if unknown := [name for name in recipe.keep if name not in pack.columns]:
@@ -188,13 +200,18 @@ def _build(pack: Pack, recipe: Derive, sessions: Sessions | None, jumps: IntArra
         }
         columns[FILLED] = filling.filled.astype(np.float64)
     first_rows = np.cumsum(counts) - counts
+    roles: dict[str, Role] = {column.name: column.role for column in manifest.columns}
     stretches = Stretches(np.union1d(first_rows, jumps), len(times))
     for wanted in recipe.columns:
         if isinstance(wanted, Feature):
             bars = _table(pack.symbols, counts, times, columns)
             columns[wanted.name] = features.evaluate(wanted, bars, first_rows, counts, stretches)
+        elif isinstance(wanted, TimeFrame):
+            columns |= aggregate(wanted, pack.interval, times, columns, roles, stretches, sessions)
+            roles |= {name: roles[column] for name, column in zip(wanted.names, wanted.columns, strict=True)}
         else:
             columns |= _built_in(wanted, pack, recipe, times, columns, stretches)
+    roles["dollar_volume"] = "volume"
     names = tuple(columns)
     # What is infinite is no number to train on, and is excluded as missing.
     for name in added:
@@ -213,6 +230,7 @@ def _build(pack: Pack, recipe: Derive, sessions: Sessions | None, jumps: IntArra
         inputs=tuple(manifest.inputs),
         dropped=dict(manifest.dropped),
         warnings=tuple(manifest.warnings),
+        roles={name: role for name, role in roles.items() if name in columns},
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
@@ -181,18 +181,14 @@ def _same(values: FloatArray, others: FloatArray) -> bool:
     return bool(np.allclose(values, others, rtol=1e-9, atol=1e-12, equal_nan=True))
 
 
-def names_of(columns: Sequence[str | Feature]) -> list[str]:
+def names_of(column: str | Feature) -> tuple[str, ...]:
     """The columns that are added."""
-    names: list[str] = []
-    for column in columns:
-        if isinstance(column, Feature):
-            names.append(column.name)
-        elif column == "time_of_day":
-            names += ["time_of_day_sin", "time_of_day_cos"]
-        elif column in BUILT_IN:
-            names.append(column)
-        else:
-            raise SampleError(
-                f"there is no derived column {column!r}; there are {', '.join(BUILT_IN)}, and Feature(...)"
-            )
-    return names
+    if isinstance(column, Feature):
+        return (column.name,)
+    if column == "time_of_day":
+        return ("time_of_day_sin", "time_of_day_cos")
+    if column in BUILT_IN:
+        return (column,)
+    raise SampleError(
+        f"there is no derived column {column!r}; there are {', '.join(BUILT_IN)}, TimeFrame(...) and Feature(...)"
+    )
