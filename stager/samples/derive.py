@@ -191,7 +191,8 @@ def _build(pack: Pack, recipe: Derive, sessions: Sessions | None, jumps: IntArra
     times, counts = pack.times, pack.counts
     columns = {column.name: pack.column(column.name) for column in manifest.columns}
     if recipe.fill != "none":
-        filling = fill_bars(pack, int(recipe.cap or 0), sessions)
+        # A cap beyond the span of all time is as good as none.
+        filling = fill_bars(pack, min(int(recipe.cap or 0), 1 << 62), sessions)
         times, counts = filling.times, filling.counts
         jumps = np.searchsorted(filling.source, jumps)
         columns = {

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,9 @@ from stager.samples.sessions import Sessions
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+
+# Rows and how many bars after each -> times.
+Stamps: TypeAlias = Callable[[IntArray, IntArray], IntArray]
 
 FILLED = "is_filled"
 
@@ -71,7 +75,7 @@ def fill_bars(pack: Pack, cap: int, sessions: Sessions | None) -> Filling:
     return Filling(source, times, filled, np.add.reduceat(repeats, pack.first_rows))
 
 
-def _bars_missing(pack: Pack, cap: int, sessions: Sessions | None):  # type: ignore[no-untyped-def]
+def _bars_missing(pack: Pack, cap: int, sessions: Sessions | None) -> tuple[IntArray, Stamps]:
     """How many bars are filled after each, and the stamps of such bars."""
     times, step = pack.times, pack.interval.nanoseconds
     last = int(times[pack.first_rows + pack.counts - 1].max())
@@ -84,7 +88,7 @@ def _bars_missing(pack: Pack, cap: int, sessions: Sessions | None):  # type: ign
     return np.clip(room, 0, cap), lambda rows, offset: times[rows] + offset * step
 
 
-def _sessions_missing(pack: Pack, cap: int):  # type: ignore[no-untyped-def]
+def _sessions_missing(pack: Pack, cap: int) -> tuple[IntArray, Stamps]:
     """The same for daily and longer bars, by the calendar of sessions in which any symbol has a bar."""
     position = session_positions(pack)
     n_sessions = int(position.max()) + 1

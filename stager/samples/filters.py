@@ -129,11 +129,11 @@ def members(pack: Pack, select: Select) -> BoolArray:
 
 def on_stride(pack: Pack, stride: int) -> BoolArray:
     """(n_rows,) bool: the close is a multiple of so many bars, counted alike for all symbols."""
-    chosen = np.empty(pack.n_rows, bool)
+    chosen, numbers = np.empty(pack.n_rows, bool), decision_numbers(pack)
 
     def fill(first: int) -> None:
         stop = min(first + _CHUNK_ROWS, pack.n_rows)
-        chosen[first:stop] = decision_numbers(pack, first, stop) % stride == 0
+        chosen[first:stop] = numbers(first, stop) % stride == 0
 
     parallel(fill, range(0, pack.n_rows, _CHUNK_ROWS))
     return chosen

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -134,7 +135,7 @@ def find_breaks(pack: Pack, sessions: Sessions | None = None, jumps: IntArray | 
     return Breaks(all_rows, all_missing, pack.n_rows, outside)
 
 
-def _ticks(pack: Pack):  # type: ignore[no-untyped-def]
+def _ticks(pack: Pack) -> Callable[[int, int], IntArray]:
     """A function (first, stop) -> int64 steps between rows first..stop, in whole bars."""
     times, interval = pack.times, pack.interval
     if not interval.is_session:
@@ -152,14 +153,16 @@ def session_positions(pack: Pack) -> IntArray:
     return (np.cumsum(seen) - 1)[numbers - low]
 
 
-def decision_numbers(pack: Pack, first: int, stop: int) -> IntArray:
-    """(stop - first,) int64: the number of the bar's close in units of the interval, the same for all symbols.
+def decision_numbers(pack: Pack) -> Callable[[int, int], IntArray]:
+    """A function (first, stop) -> int64 numbers of the bars' closes in units of the interval, alike for all symbols.
 
     For daily and longer bars, the place of the session (week, month) among those in which any symbol has a bar.
     """
-    if pack.interval.is_session:
-        return session_positions(pack)[first:stop]
-    return pack.interval.available(pack.times[first:stop]) // pack.interval.nanoseconds
+    times, interval = pack.times, pack.interval
+    if interval.is_session:
+        position = session_positions(pack)
+        return lambda first, stop: position[first:stop]
+    return lambda first, stop: interval.available(times[first:stop]) // interval.nanoseconds
 
 
 def session_numbers(times: IntArray, interval: str) -> IntArray:
