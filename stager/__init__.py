@@ -14,9 +14,14 @@ from stager.errors import StagerError
 from stager.packs.layout import Pack, open_pack
 from stager.packs.packing import pack
 from stager.packs.verify import verify
+from stager.samples.derive import Derive, derive
+from stager.samples.features import Feature
+from stager.samples.labels import Labels
+from stager.samples.normalize import Normalize
 from stager.samples.plan import Plan
 from stager.samples.select import Select
 from stager.samples.targets import Target
+from stager.samples.timeframes import TimeFrame
 
 if TYPE_CHECKING:
     from stager.cuda.arena import Arena
@@ -24,6 +29,10 @@ if TYPE_CHECKING:
 __all__ = [
     "Arena",
     "Batch",
+    "Derive",
+    "Feature",
+    "Labels",
+    "Normalize",
     "Pack",
     "Plan",
     "ReadOptions",
@@ -33,6 +42,8 @@ __all__ = [
     "Stager",
     "StagerError",
     "Target",
+    "TimeFrame",
+    "derive",
     "open_pack",
     "pack",
     "read",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, cast
 
@@ -85,6 +85,8 @@ class Bars:
         Rows that became no bar, by reason: ``"null price"``, ``"duplicate"``.
     warnings : tuple of str
         Sentences about what a user should know.
+    roles : dict of str to str
+        What further columns are: "price", "volume" or "other", which is the default.
     """
 
     arranged: Arranged
@@ -99,6 +101,7 @@ class Bars:
     inputs: tuple[InputFile, ...]
     dropped: dict[str, int]
     warnings: tuple[str, ...]
+    roles: dict[str, Literal["price", "volume", "other"]] = field(default_factory=dict)
 
     @cached_property
     def table(self) -> pa.Table:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
 from stager.samples.order import Order
-from stager.samples.targets import Target
 
 
 class Batch:
@@ -24,9 +23,9 @@ class Batch:
     epoch, number : int
         Where in the training this batch is.
     x : (size, window, n_columns) float32
-        NumPy or CuPy. Windows, oldest row first.
-    y : (size,) float32 or None
-        Targets; None without a target.
+        NumPy or CuPy. Windows, oldest row first, normalised if that was asked for.
+    y : (size,) or (size, n_targets) float32, or None
+        The target, or a column for each of a list of targets, NaN where a sample lacks it; None without a target.
     """
 
     __slots__ = ("_about", "_first", "_order", "epoch", "number", "x", "y")
@@ -58,8 +57,13 @@ class Batch:
 
     @property
     def label_times(self) -> npt.NDArray[np.datetime64] | None:
-        """(size,) datetime64[ns] UTC: when the target became known; None without a target."""
+        """datetime64[ns] UTC, shape of `y`: when each target became known, NaT for none; None without a target."""
         return self._about.label_times(self.sample_ids)
+
+    @property
+    def y_valid(self) -> npt.NDArray[np.bool_] | None:
+        """bool on the host, shape of `y`: false where a sample lacks a target, whose `y` is served as NaN."""
+        return self._about.y_valid(self.sample_ids)
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
@@ -70,8 +74,8 @@ class Batch:
 class About:
     """Facts about samples, by sample id."""
 
-    def __init__(self, pack: Pack, index: SampleIndex, target: Target | None) -> None:
-        self._pack, self._index, self._target = pack, index, target
+    def __init__(self, pack: Pack, index: SampleIndex) -> None:
+        self._pack, self._index = pack, index
 
     def symbols(self, ids: npt.NDArray[np.int64]) -> list[str]:
         owners = np.searchsorted(self._pack.first_rows, self._index.rows(ids), side="right") - 1
@@ -81,8 +85,9 @@ class About:
         return self._pack.available_at(self._index.rows(ids)).view("datetime64[ns]")
 
     def label_times(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.datetime64] | None:
-        if self._target is None:
+        if self._index.y is None:
             return None
-        exits = self._index.rows(ids) + self._target.reach
-        known = self._pack.times[exits] if self._target.exit_column == "open" else self._pack.available_at(exits)
-        return known.view("datetime64[ns]")
+        return self._index.label_ends(self._index.rows(ids)).view("datetime64[ns]")
+
+    def y_valid(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+        return None if self._index.y is None else ~np.isnan(self._index.y[self._index.rows(ids)])

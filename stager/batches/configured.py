@@ -7,13 +7,15 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from stager.batches.resident import Resident, StagingOptions
+from stager.batches.resident import Resident, StagingOptions, as_pack
 from stager.config import read_toml, resolve
 from stager.errors import ConfigError
+from stager.samples.derive import Derive, derive
+from stager.samples.labels import Labels
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
-_TABLES = {"source", "batches", "target", "select", "staging", "arena", "overflow"}
+_TABLES = {"source", "derive", "batches", "target", "select", "staging", "arena", "overflow"}
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,6 +26,21 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     shuffle: Literal["full"] | bool = "full"
     last: Literal["keep", "drop"] = "keep"
+    normalize: Literal["none", "last", "zscore"] = "none"
+
+
+class DeriveOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Table ``[derive]`` of a configuration; see :class:`stager.Derive`."""
+
+    columns: list[str] = []
+    fill: Literal["none", "previous"] = "none"
+    cap: int | None = None
+    keep: list[str] = []
+    session: str | None = None
+    close_inclusive: bool = False
+    rolls: str | None = None
+    splits: str | None = None
+    zone: str | None = None
 
 
 def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, dict[str, Any], StagingOptions | None]:
@@ -50,14 +67,38 @@ def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, di
         if not isinstance(tables.get("source"), str):
             raise ConfigError(f'{path}: says no source; write source = "bars.pack" above the first table')
         source = Path(path).parent / tables["source"]
-    arguments: dict[str, Any] = {name: overrides.pop(name) for name in ("target", "select") if name in overrides}
+    if "derive" in tables and not isinstance(source, Resident):
+        recipe = resolve(DeriveOptions, "derive", toml=_beside(path, tables["derive"], "rolls", "splits"))
+        source = derive(as_pack(source), Derive(**msgspec.structs.asdict(recipe)))
+    arguments: dict[str, Any] = {
+        name: overrides.pop(name) for name in ("target", "select", "normalize") if name in overrides
+    }
     places: dict[str, Any] = {name: overrides.pop(name) for name in ("device", "placement") if name in overrides}
     if "target" not in arguments and "target" in tables:
-        arguments["target"] = resolve(Target, "target", toml=tables["target"])
+        several = tables["target"]
+        if isinstance(several, list):
+            arguments["target"] = [_target(path, one) for one in several]
+        else:
+            arguments["target"] = _target(path, several)
     if "select" not in arguments:
-        arguments["select"] = resolve(Select, "select", toml=tables.get("select"))
+        table = _beside(path, tables.get("select"), "rolls", "splits", "universe")
+        arguments["select"] = resolve(Select, "select", toml=table)
     options = resolve(BatchOptions, "batches", toml=tables.get("batches"), arguments=overrides)
-    arguments |= msgspec.structs.asdict(options)
+    arguments = msgspec.structs.asdict(options) | arguments
     if isinstance(source, Resident):
         return source, arguments | places, None
     return source, arguments, resolve(StagingOptions, "staging", toml=tables.get("staging"), arguments=places)
+
+
+def _target(path: str | Path, table: Any) -> Target | Labels:
+    if isinstance(table, dict) and "table" in table:
+        return resolve(Labels, "target", toml=_beside(path, table, "table"))
+    return resolve(Target, "target", toml=table)
+
+
+def _beside(path: str | Path, table: Any, *names: str) -> Any:
+    """The table, its names of files that lie beside the configuration made whole."""
+    if not isinstance(table, dict):
+        return table
+    files = {name: Path(path).parent / table[name] for name in names if isinstance(table.get(name), str)}
+    return table | {name: str(file) for name, file in files.items() if file.is_file()}

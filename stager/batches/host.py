@@ -15,6 +15,7 @@ from numpy.lib.stride_tricks import as_strided
 from stager.bars.threads import thread_count
 from stager.errors import ClosedError
 from stager.samples.index import SampleIndex
+from stager.samples.normalize import apply
 from stager.samples.order import Order
 
 FloatArray = npt.NDArray[np.float32]
@@ -44,11 +45,12 @@ class HostGather:
     def __init__(self, rows: FloatArray, index: SampleIndex) -> None:
         self._index = index
         window, n_columns = index.window, rows.shape[1]
-        self._sample_shape = (window, n_columns)
+        self._row_shape = (window, n_columns)
         # Overlapping windows as rows of one matrix: NumPy then copies a window as one piece.
         self._windows = as_strided(
             rows.reshape(-1), (len(rows) - window + 1, window * n_columns), (4 * n_columns, 4), writeable=False
         )
+        self._closes = rows[:, index.close_column]
         # Until it has seen a block of that size freed, glibc gives the memory of batches back to the system; the page
         # faults of the next ones took longer than the copies.
         np.empty(_KEPT_NBYTES, np.uint8)
@@ -89,7 +91,7 @@ class HostGather:
             self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=True)
-        self._windows = self._windows[:0].copy()
+        self._windows, self._closes = self._windows[:0].copy(), self._closes[:0].copy()
 
     def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
         with self._lock:
@@ -104,7 +106,11 @@ class HostGather:
         return self._index.rows(order.sample_ids(first, count))
 
     def _gather(self, decisions: IntArray) -> Group:
-        x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._sample_shape)
+        x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._row_shape)
+        if self._index.columns is not None:
+            x = np.take(x, self._index.columns, axis=2)
+        if self._index.methods is not None:
+            apply(x, self._index.methods, self._closes[decisions])
         return x, None if self._index.y is None else self._index.y[decisions]
 
 

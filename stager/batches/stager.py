@@ -15,10 +15,11 @@ from stager.batches.host import HostGather
 from stager.batches.resident import PackSource, Placement, Resident, stage, stage_as
 from stager.errors import ClosedError, ConfigError, SampleError
 from stager.samples.index import SampleIndex, build_index
+from stager.samples.labelling import Targets
+from stager.samples.normalize import Normalize, as_normalize
 from stager.samples.order import Order
 from stager.samples.plan import Plan, make_plan
 from stager.samples.select import Select
-from stager.samples.targets import Target
 
 
 class Stager:
@@ -32,7 +33,8 @@ class Stager:
         A Resident is borrowed: ``close()`` frees nothing of it. Anything else is staged and owned.
     window : int
         Rows of a window, the decision row last.
-    target : Target, optional
+    target : Target, Labels, or a sequence of them, optional
+        One gives ``batch.y (batch,)``, a sequence ``(batch, n_targets)``, where a sample has at least one of them.
         None serves every complete window, the newest included.
     batch_size : int
     seed : int
@@ -41,6 +43,9 @@ class Stager:
     last : {"keep", "drop"}
         Whether an epoch's last, shorter batch is served.
     select : Select
+    normalize : {"none", "last", "zscore"} or Normalize
+        How ``batch.x`` is scaled, from what each window holds alone. "last" divides prices by the window's last close
+        and subtracts 1, and takes the logarithm of volumes; "zscore" is of every column.
     device, placement : str
         As in :func:`stage`; not with a Resident.
 
@@ -64,12 +69,13 @@ class Stager:
         source: Resident | PackSource,
         *,
         window: int,
-        target: Target | None = None,
+        target: Targets = None,
         batch_size: int,
         seed: int = 0,
         shuffle: Literal["full"] | bool = "full",
         last: Literal["keep", "drop"] = "keep",
         select: Select = Select(),  # noqa: B008 - frozen
+        normalize: str | Normalize = "none",
         device: str = "auto",
         placement: Placement = "auto",
     ) -> None:
@@ -82,6 +88,7 @@ class Stager:
             raise ConfigError("device and placement belong to stage(); a Resident lies where it was staged")
         # Checked before staging, which may take a while.
         Order(1, seed, 0, shuffle)
+        scaling = as_normalize(normalize)
         self.seed, self.shuffle, self.last, self.batch_size = int(seed), shuffle, last, int(batch_size)
         self.target, self.window = target, window
         self._owned = not isinstance(source, Resident)
@@ -92,18 +99,18 @@ class Stager:
         self._resident: Resident | None = resident
         try:
             pack = resident.pack
-            self._index = build_index(pack, window, target, select)
+            self._index = build_index(pack, window, target, select, scaling)
             if last == "drop" and self._index.n_samples < batch_size:
                 raise SampleError(
                     f"{self._index.n_samples:,} samples fill no batch of {batch_size:,}, and last='drop' serves no "
                     f"shorter one; use a smaller batch_size or last='keep'"
                 )
-            self._about = About(pack, self._index, target)
+            self._about = About(pack, self._index)
             self._gather = _make_gather(resident, self._index)
             resident.on_close(self._gather.close)
             #: What is served and what it takes.
             self.plan: Plan = make_plan(
-                pack, self._index, target, batch_size=self.batch_size, n_batches=len(self),
+                pack, self._index, target, scaling, batch_size=self.batch_size, n_batches=len(self),
                 device=str(resident.device), placement=resident.placement, path=resident.path,
             )  # fmt: skip
         except BaseException:
@@ -194,7 +201,7 @@ class Stager:
         return int(order.sample_ids(first + sample, 1)[0])
 
     def view(self, epoch: int, batch: int, sample: int) -> Any:
-        """(window, n_columns) float32 raw rows of one sample, zero copy: do not write.
+        """(window, n_columns) float32 raw rows of one sample, all columns of the pack, zero copy: do not write.
 
         The view keeps the staged rows alive, also after ``close()``.
         """

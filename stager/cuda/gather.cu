@@ -53,7 +53,7 @@ extern "C" __global__ void resolve(
     const Order order, i64 first, i64 count, i64 window, i64 row_nbytes,
     const i64 *__restrict__ span_ids, const i64 *__restrict__ span_rows, i64 n_spans,
     const u64 *__restrict__ bases, i64 base_rows,
-    const float *__restrict__ target, u64 *__restrict__ addresses, float *__restrict__ y) {
+    const float *__restrict__ target, int n_targets, u64 *__restrict__ addresses, float *__restrict__ y) {
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < count; i += (i64)gridDim.x * blockDim.x) {
         i64 sample = sample_at(order, first + i);
         i64 span = find_span(span_ids, n_spans, sample);
@@ -61,7 +61,9 @@ extern "C" __global__ void resolve(
         i64 start = row - window + 1;
         i64 base = start / base_rows;
         addresses[i] = bases[base] + (u64)(start - base * base_rows) * row_nbytes;
-        if (y) y[i] = target[row];
+        if (y) {
+            for (int k = 0; k < n_targets; ++k) y[i * n_targets + k] = target[row * n_targets + k];
+        }
     }
 }
 
@@ -94,4 +96,57 @@ extern "C" __global__ void copy_windows_8(const u64 *addresses, float2 *out, i64
 
 extern "C" __global__ void copy_windows_4(const u64 *addresses, float *out, i64 count, int n) {
     copy_rows<float>(addresses, out, count, n);
+}
+
+// Some columns of the rows, in any order; n is the number of values of a sample.
+extern "C" __global__ void copy_columns(
+    const u64 *__restrict__ addresses, float *__restrict__ out, i64 count, int n,
+    const int *__restrict__ columns, int n_chosen, int n_columns) {
+    for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < count; i += (i64)gridDim.x * blockDim.y) {
+        const float *__restrict__ from = (const float *)addresses[i];
+        for (int k = threadIdx.x; k < n; k += blockDim.x) {
+            int row = k / n_chosen;
+            __stcs(out + i * n + k, __ldg(from + (i64)row * n_columns + columns[k - row * n_chosen]));
+        }
+    }
+}
+
+// One thread scales one column of one window, in float64; samples/normalize.py does the same in the same order, so that
+// only the logarithm may differ. The intrinsics keep multiplication and addition from being fused.
+extern "C" __global__ void normalize(
+    const u64 *__restrict__ addresses, float *__restrict__ x, i64 n_series, int window, int n_columns,
+    const int *__restrict__ methods, i64 last_close) {
+    for (i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x; s < n_series; s += (i64)gridDim.x * blockDim.x) {
+        i64 sample = s / n_columns;
+        int column = (int)(s - sample * n_columns);
+        float *values = x + sample * window * n_columns + column;
+        int method = methods[column];
+        if (method == 1) {
+            double close = ((const float *)addresses[sample])[last_close];
+            for (int k = 0; k < window; ++k) {
+                float *value = values + (i64)k * n_columns;
+                *value = (float)__dsub_rn(__ddiv_rn(*value, close), 1.0);
+            }
+        } else if (method == 2) {
+            for (int k = 0; k < window; ++k) {
+                float *value = values + (i64)k * n_columns;
+                double v = *value;
+                *value = (float)copysign(log1p(fabs(v)), v);
+            }
+        } else if (method == 3) {
+            double mean = 0.0, squares = 0.0;
+            for (int k = 0; k < window; ++k) mean = __dadd_rn(mean, values[(i64)k * n_columns]);
+            mean = __ddiv_rn(mean, window);
+            for (int k = 0; k < window; ++k) {
+                double d = __dsub_rn(values[(i64)k * n_columns], mean);
+                squares = __dadd_rn(squares, __dmul_rn(d, d));
+            }
+            double deviation = __dsqrt_rn(__ddiv_rn(squares, window));
+            if (deviation == 0.0) deviation = 1.0;
+            for (int k = 0; k < window; ++k) {
+                float *value = values + (i64)k * n_columns;
+                *value = (float)__ddiv_rn(__dsub_rn(*value, mean), deviation);
+            }
+        }
+    }
 }

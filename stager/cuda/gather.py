@@ -45,7 +45,7 @@ def kernels(device: int) -> dict[str, Any]:
     """
     if device not in _kernels:
         source = Path(__file__).with_name("gather.cu").read_text(encoding="utf-8")
-        names = ("resolve", "copy_windows_16", "copy_windows_8", "copy_windows_4")
+        names = ("resolve", "copy_windows_16", "copy_windows_8", "copy_windows_4", "copy_columns", "normalize")
         with cupy.cuda.Device(device):
             try:
                 module = cupy.RawModule(code=source, options=("--std=c++17",))
@@ -80,6 +80,12 @@ class Tables(Protocol):
     @property
     def span_ids(self) -> npt.NDArray[np.int64]: ...
     @property
+    def columns(self) -> npt.NDArray[np.int64] | None: ...
+    @property
+    def methods(self) -> npt.NDArray[np.int32] | None: ...
+    @property
+    def close_column(self) -> int: ...
+    @property
     def y(self) -> npt.NDArray[np.float32] | None: ...
 
 
@@ -106,15 +112,22 @@ class CudaGather:
         self._pool = cupy.cuda.MemoryPool()
         self._events: dict[tuple[int, int], Any] = {}
         n_columns = rows.shape[1]
-        self._sample_shape = (index.window, n_columns)
+        self._columns = None if index.columns is None else self._upload(index.columns.astype(np.int32), stall_timeout)
+        self._methods = None if index.methods is None else self._upload(index.methods, stall_timeout)
+        # Of a window's first value, the value that prices are normalised by.
+        self._last_close = (index.window - 1) * n_columns + index.close_column
+        self._sample_shape = (index.window, n_columns if index.columns is None else len(index.columns))
         self._row_nbytes = 4 * n_columns
         self._tables = [self._upload(table, stall_timeout) for table in (index.span_ids, index.span_rows)]
         self._y = None if index.y is None else self._upload(index.y, stall_timeout)
+        self._y_shape = () if index.y is None else index.y.shape[1:]
         self._bases = self._upload(np.array([rows.data.ptr], np.uint64), stall_timeout)
         self._base_rows = len(rows)
         n = index.window * n_columns
         alignment = n | n_columns | (rows.data.ptr // 4)
         self._vector = next(size for size in (4, 2, 1) if alignment % size == 0)
+        if self._columns is not None:
+            n, self._vector = index.window * self._sample_shape[1], 1
         self._lanes = min(_THREADS, max(8, 1 << (n // self._vector - 1).bit_length()))
 
     def _upload(self, table: npt.NDArray[Any], stall_timeout: float) -> Any:
@@ -143,12 +156,12 @@ class CudaGather:
                 yield _view(x, offset, size), None if y is None else _view(y, offset, size)
 
     def _group(self, order: Any, first: int, count: int) -> tuple[Any, Any]:
-        """x (count, window, n_columns) float32 and y (count,) float32 or None, on the current stream."""
+        """x (count, window, n_columns) and y (count[, n_targets]) float32 or None, on the current stream."""
         with self._device:
             stream = cupy.cuda.get_current_stream()
             with cupy.cuda.using_allocator(self._pool.malloc):
                 x = cupy.empty((count, *self._sample_shape), cupy.float32)
-                y = None if self._y is None else cupy.empty(count, cupy.float32)
+                y = None if self._y is None else cupy.empty((count, *self._y_shape), cupy.float32)
                 addresses = cupy.empty(count, cupy.uint64)
             target, labels = (0, 0) if self._y is None or y is None else (self._y.data.ptr, y.data.ptr)
             self._kernels["resolve"](
@@ -158,15 +171,31 @@ class CudaGather:
                     order_parameters(order), np.int64(first), np.int64(count),
                     np.int64(self._window), np.int64(self._row_nbytes),
                     *self._tables, np.int64(len(self._tables[1])),
-                    self._bases, np.int64(self._base_rows), np.uint64(target), addresses, np.uint64(labels),
+                    self._bases, np.int64(self._base_rows), np.uint64(target),
+                    np.int32(self._y_shape[0] if self._y_shape else 1), addresses, np.uint64(labels),
                 ),
             )  # fmt: skip
             samples = _THREADS // self._lanes
-            self._kernels[f"copy_windows_{4 * self._vector}"](
-                (min(_MAX_BLOCKS, -(-count // samples)),),
-                (self._lanes, samples),
-                (addresses, x, np.int64(count), np.int32(x[0].size // self._vector)),
-            )
+            grid, block = (min(_MAX_BLOCKS, -(-count // samples)),), (self._lanes, samples)
+            if self._columns is None:
+                self._kernels[f"copy_windows_{4 * self._vector}"](
+                    grid, block, (addresses, x, np.int64(count), np.int32(x[0].size // self._vector))
+                )
+            else:
+                shape = (np.int32(self._sample_shape[1]), np.int32(self._row_nbytes // 4))
+                self._kernels["copy_columns"](
+                    grid, block, (addresses, x, np.int64(count), np.int32(x[0].size), self._columns, *shape)
+                )
+            if self._methods is not None:
+                n_series = count * self._sample_shape[1]
+                self._kernels["normalize"](
+                    (min(_MAX_BLOCKS, -(-n_series // _THREADS)),),
+                    (_THREADS,),
+                    (
+                        addresses, x, np.int64(n_series), np.int32(self._window), np.int32(self._sample_shape[1]),
+                        self._methods, np.int64(self._last_close),
+                    ),
+                )  # fmt: skip
             # The per-thread default stream is another one in each thread, under the same pointer.
             key = (stream.ptr, threading.get_ident() if stream.ptr == runtime.streamPerThread else 0)
             if key not in self._events:
@@ -179,7 +208,7 @@ class CudaGather:
         with self._device:
             for event, _ in list(self._events.values()):
                 event.synchronize()
-            self._tables, self._bases, self._y = [], None, None
+            self._tables, self._bases, self._y, self._columns, self._methods = [], None, None, None, None
             # Free blocks now; those under batches that are still referred to return with them.
             self._pool.free_all_blocks()
 

@@ -80,7 +80,11 @@ def pack(
     target = _target(source, out)
     with refusing(target):
         check_target(target, overwrite)
-    bars = read_bars(source, read, progress)
+    return write(read_bars(source, read, progress), target, overwrite, progress)
+
+
+def write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None = None) -> Pack:
+    """Write bars as a pack and open it; raises as :func:`pack`."""
     with refusing(target):
         _write(bars, target, overwrite, progress)
     return open_pack(target)
@@ -97,7 +101,11 @@ def read_bars(source: Source, options: ReadOptions, progress: Progress | None = 
 
 def pack_in_memory(source: Source, options: ReadOptions = ReadOptions(), *, progress: Progress | None = None) -> Pack:  # noqa: B008
     """The pack of a bar file or Table, held in memory instead of written. Raises as :func:`pack`."""
-    bars = read_bars(source, options, progress)
+    return hold(read_bars(source, options, progress))
+
+
+def hold(bars: Bars) -> Pack:
+    """The pack of bars, held in memory; raises BarsError if a value is too large for float32."""
     rows, n_missing = bars.rows()
     rows.flags.writeable = False
     manifest = _manifest(bars, n_missing, [Segment("segment-0", len(rows), {})], fingerprint="")
@@ -201,7 +209,7 @@ def _manifest(bars: Bars, n_missing: list[int], segments: list[Segment], fingerp
     columns = []
     for name, missing in zip(bars.names, n_missing, strict=True):
         role: Role = "price" if name in layout.PRICES else "volume" if name == "volume" else "other"
-        columns.append(Column(name, role, missing))
+        columns.append(Column(name, bars.roles.get(name, role), missing))
     return Manifest(
         format_version=FORMAT_VERSION,
         stager_version=__version__,

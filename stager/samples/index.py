@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,22 +11,45 @@ import numpy.typing as npt
 
 from stager.errors import SampleError
 from stager.packs.layout import Pack
-from stager.samples import targets
-from stager.samples.runs import Breaks, IntArray, Runs, find_breaks
+from stager.samples import filters, targets
+from stager.samples.fill import FILLED
+from stager.samples.labelling import LabelEnds, Targets, as_targets, label_ends, label_rows, source_of
+from stager.samples.labels import Labels
+from stager.samples.normalize import LAST, RAW, Normalize
+from stager.samples.runs import JUMP, NEW_SESSION, NEW_SYMBOL, Breaks, IntArray, Runs, find_breaks
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
 # First match in this order, for each row that ends no sample.
+_TARGET_REASONS = {
+    targets.BEYOND_RUN: "label beyond the end of the run",
+    targets.FILLED: "entry or exit at a filled bar",
+    targets.MISSING: "missing value in the target",
+    targets.NOT_POSITIVE: "base of the target not positive",
+    targets.LEFT_OUT: "direction zero left out",
+    targets.NO_SCALE: "no scale for the target",
+    targets.NO_LABEL: "no label given",
+}
+# Why a run holds no complete window yet, by what it begins after.
+_BEGINNINGS = {
+    NEW_SYMBOL: "warm-up of the window",
+    JUMP: "roll or split in the window",
+    NEW_SESSION: "session boundary in the window",
+}
 REASONS = (
     "symbol not selected",
     "outside the interval",
-    "run shorter than the window",
-    "warm-up of the window",
+    "outside the session",
+    "history too short",
+    "symbol shorter than the window",
+    *_BEGINNINGS.values(),
+    "gap in the window",
+    "not in the universe",
+    "decision at a filled bar",
+    "not on the stride",
     "missing value in the window",
-    "label beyond the end of the run",
-    "missing value in the target",
-    "base of the target not positive",
-    "direction zero left out",
+    "last close of the window not positive",
+    *_TARGET_REASONS.values(),
 )
 
 
@@ -43,13 +67,21 @@ class SampleIndex:
         The first decision row of each span.
     span_ids : (n_spans + 1,) int64
         The sample at that row; the number of samples last.
-    y : (n_rows,) float32 or None
-        The target of each decision row; None without a target.
+    y : (n_rows,) or (n_rows, n_targets) float32, or None
+        The target of each decision row, NaN where there is none; two-dimensional for a list of targets, None without.
     reasons : dict of str to int
         Rows that end no sample, by reason; with the samples they add up to the rows.
     longest_run : int
     n_runs : int
     breaks : Breaks
+    ends : tuple of callable
+        For each target: when the labels of decision rows become known, int64 nanoseconds UTC.
+    columns : (n_columns,) int64 or None
+        The columns of the rows that are served, in this order; None for all as they are.
+    methods : (n_served,) int32 or None
+        How each served column is normalised; None for raw values.
+    close_column : int
+        The column of the rows that prices are normalised by.
     """
 
     window: int
@@ -60,6 +92,10 @@ class SampleIndex:
     longest_run: int
     n_runs: int
     breaks: Breaks
+    ends: tuple[LabelEnds, ...] = ()
+    columns: IntArray | None = None
+    methods: npt.NDArray[np.int32] | None = None
+    close_column: int = 0
 
     @property
     def n_samples(self) -> int:
@@ -75,13 +111,31 @@ class SampleIndex:
         spans = np.searchsorted(self.span_ids, ids, side="right") - 1
         return self.span_rows[spans] + (ids - self.span_ids[spans])
 
+    def label_ends(self, rows: IntArray) -> IntArray:
+        """When the labels of decision rows that end a sample become known, nanoseconds UTC.
+
+        Returns
+        -------
+        (n,) or (n, n_targets) int64
+            As `y`; the number of NaT, the least int64, for a target that a sample does not have.
+        """
+        assert self.y is not None
+        ends = label_ends(self.ends, self.y.reshape(len(self.y), -1), rows)
+        return ends[:, 0] if self.y.ndim == 1 else ends
+
+    def known_at(self, rows: IntArray) -> IntArray:
+        """(n,) int64: when all labels of decision rows that end a sample are known, nanoseconds UTC."""
+        ends = self.label_ends(rows)
+        return ends if ends.ndim == 1 else ends.max(axis=1)
+
     def at_gap(self, max_gap: int, reach: int) -> int:
         """Complete windows with room for a label if runs could span `max_gap` missing bars, all symbols."""
-        counts = self.breaks.runs(max_gap).counts
+        runs = self.breaks.runs(max_gap)
+        counts = runs.counts[~runs.outside]
         return int(np.maximum(counts - (self.window - 1) - reach, 0).sum())
 
 
-def build_index(pack: Pack, window: int, target: Target | None, select: Select) -> SampleIndex:
+def build_index(pack: Pack, window: int, target: Targets, select: Select, normalize: Normalize = RAW) -> SampleIndex:
     """Find the samples.
 
     Parameters
@@ -89,9 +143,10 @@ def build_index(pack: Pack, window: int, target: Target | None, select: Select) 
     pack : Pack
     window : int
         Rows of a window, at least 1.
-    target : Target or None
-        None serves every complete window.
+    target : Target, Labels, a sequence of them, or None
+        A row needs one of its targets to end a sample; None serves every complete window.
     select : Select
+    normalize : Normalize
 
     Returns
     -------
@@ -104,36 +159,76 @@ def build_index(pack: Pack, window: int, target: Target | None, select: Select) 
     """
     if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 1:
         raise SampleError(f"window is {window!r}; it must be an integer of at least 1 row")
-    breaks = find_breaks(pack)
+    wanted, columns = as_targets(target), _columns(pack, select)
+    breaks = find_breaks(pack, filters.sessions_of(pack, select), filters.jumps_of(pack, select))
     runs = breaks.runs(select.max_gap)
+    filled = None
+    if FILLED in pack.columns and not select.allow_filled:
+        filled = pack.column(FILLED) != 0
+    sources = tuple(source_of(pack, breaks, runs, one, filled) for one in wanted)
     reasons = dict.fromkeys(REASONS, 0)
     # A window longer than the pack is as good as one row longer, and fits int64.
     n_needed = min(int(window), pack.n_rows + 1)
     lows, highs = _candidates(pack, runs, n_needed, select, reasons)
-    y = state = None
-    if target is not None:
-        y, state = targets.compute(pack, runs, target)
-    incomplete = [column.name for column in pack.manifest.columns if column.n_missing]
-    if state is None and not incomplete:
+    served = pack.columns if columns is None else columns
+    methods = normalize.methods([pack.manifest.columns[pack.columns.index(name)] for name in served])
+    by_close = methods is not None and LAST in methods
+    masks = _masks(pack, select, served, filled, by_close, n_needed)
+    y = None
+    ends: list[LabelEnds] = []
+    if not sources and not masks:
         keep = highs > lows
         span_rows, counts = lows[keep], (highs - lows)[keep]
     else:
-        ok = _covered(lows, highs, pack.n_rows)
-        if incomplete:
-            reasons["missing value in the window"] = _drop(ok, ~_complete_windows(pack, incomplete, n_needed))
-        if state is not None:
-            why = np.bincount(state[ok], minlength=5)
-            for code, reason in zip((targets.BEYOND_RUN, targets.MISSING, targets.NOT_POSITIVE, targets.LEFT_OUT),
-                                    REASONS[5:], strict=True):  # fmt: skip
+        ok = filters.covered(lows, highs, pack.n_rows)
+        for reason, mask in masks.items():
+            reasons[reason] = _drop(ok, ~mask())
+        if sources:
+            y, state, ends = label_rows(pack, sources, ok)
+            why = np.bincount(state[ok], minlength=max(_TARGET_REASONS) + 1)
+            for code, reason in _TARGET_REASONS.items():
                 reasons[reason] = int(why[code])
             ok &= state == targets.VALID
+            y = y[:, 0] if isinstance(target, (Target, Labels)) else y
         edges = np.flatnonzero(np.diff(ok, prepend=False, append=False))
         span_rows, counts = edges[::2].copy(), edges[1::2] - edges[::2]
     span_ids = np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
-    longest = int(runs.counts.max())
+    longest = int(runs.counts[~runs.outside].max(initial=0))
     if span_ids[-1] == 0:
         raise SampleError(_no_sample(pack, window, target, select, reasons, longest))
-    return SampleIndex(int(window), span_rows, span_ids, y, reasons, longest, len(runs), breaks)
+    chosen = None if columns is None else np.array([pack.columns.index(name) for name in columns])
+    return SampleIndex(
+        int(window), span_rows, span_ids, y, reasons, longest, int((~runs.outside).sum()), breaks, tuple(ends),
+        chosen, methods, pack.columns.index("close"),
+    )  # fmt: skip
+
+
+def _columns(pack: Pack, select: Select) -> tuple[str, ...] | None:
+    """The columns that are served; None for all as they are."""
+    if select.columns is None:
+        return None
+    if unknown := [name for name in select.columns if name not in pack.columns]:
+        raise SampleError(f"the pack has no column {unknown[0]!r}; it has: {', '.join(pack.columns)}")
+    return None if select.columns == pack.columns else tuple(select.columns)
+
+
+def _masks(
+    pack: Pack, select: Select, served: tuple[str, ...], filled: filters.BoolArray | None, by_close: bool, window: int
+) -> dict[str, Callable[[], filters.BoolArray]]:
+    """What is left to look at row by row, in the order of the reasons."""
+    masks: dict[str, Callable[[], filters.BoolArray]] = {}
+    if select.universe is not None:
+        masks["not in the universe"] = lambda: filters.members(pack, select)
+    if filled is not None:
+        masks["decision at a filled bar"] = lambda: ~filled
+    if select.stride > 1:
+        masks["not on the stride"] = lambda: filters.on_stride(pack, int(select.stride))
+    incomplete = [column.name for column in pack.manifest.columns if column.n_missing and column.name in served]
+    if incomplete:
+        masks["missing value in the window"] = lambda: filters.complete_windows(pack, incomplete, window)
+    if by_close:
+        masks["last close of the window not positive"] = lambda: filters.positive(pack, "close")
+    return masks
 
 
 def _candidates(
@@ -163,46 +258,40 @@ def _candidates(
     symbol_of_run = np.searchsorted(pack.first_rows, runs.first_rows, side="right") - 1
     lows = np.maximum(runs.first_rows, first_selected[symbol_of_run])
     highs = np.maximum(lows, np.minimum(runs.ends, last_selected[symbol_of_run]))
-    short = runs.counts < window
-    reasons["run shorter than the window"] = int((highs - lows)[short].sum())
-    complete = np.minimum(np.maximum(lows, runs.first_rows + window - 1), highs)
-    reasons["warm-up of the window"] = int((complete - lows)[~short].sum())
-    complete[short] = highs[short]
+    reasons["outside the session"] = int((highs - lows)[runs.outside].sum())
+    highs[runs.outside] = lows[runs.outside]
+    if select.min_history > 0:
+        historic = np.clip(filters.historic_rows(pack, int(select.min_history))[symbol_of_run], lows, highs)
+        reasons["history too short"] = int((historic - lows).sum())
+        lows = historic
+    complete = np.clip(runs.first_rows + (window - 1), lows, highs)
+    lost = complete - lows
+    short = pack.counts[symbol_of_run] < window
+    reasons["symbol shorter than the window"] = int(lost[short].sum())
+    for boundary, reason in _BEGINNINGS.items():
+        reasons[reason] = int(lost[~short & (runs.missing == boundary)].sum())
+    reasons["gap in the window"] = int(lost[~short & (runs.missing < NEW_SESSION)].sum())
     return complete, highs
 
 
-def _covered(lows: IntArray, highs: IntArray, n_rows: int) -> npt.NDArray[np.bool_]:
-    """(n_rows,) bool: the row lies in one of the half-open ranges."""
-    steps = np.zeros(n_rows + 1, np.int32)
-    np.add.at(steps, lows, 1)
-    np.add.at(steps, highs, -1)
-    return np.cumsum(steps[:-1], dtype=np.int32) > 0
-
-
-def _complete_windows(pack: Pack, columns: list[str], window: int) -> npt.NDArray[np.bool_]:
-    """(n_rows,) bool: no value is missing in the `window` rows up to this one."""
-    bad = np.zeros(pack.n_rows, bool)
-    for name in columns:
-        bad |= ~np.isfinite(pack.column(name))
-    rows = np.flatnonzero(bad)
-    return ~_covered(rows, np.minimum(rows + window, pack.n_rows), pack.n_rows)
-
-
-def _drop(ok: npt.NDArray[np.bool_], out: npt.NDArray[np.bool_]) -> int:
+def _drop(ok: filters.BoolArray, out: filters.BoolArray) -> int:
     dropped = int((ok & out).sum())
     ok &= ~out
     return dropped
 
 
-def _no_sample(
-    pack: Pack, window: int, target: Target | None, select: Select, reasons: dict[str, int], longest: int
-) -> str:
-    reach = 0 if target is None else target.reach
+def _no_sample(pack: Pack, window: int, target: Targets, select: Select, reasons: dict[str, int], longest: int) -> str:
+    nearest = min(as_targets(target), key=lambda one: one.reach, default=None)
+    reach = 0 if nearest is None else nearest.reach
     told = "; ".join(f"{n:,} rows: {reason}" for reason, n in reasons.items() if n)
     if longest < window + reach:
         remedy = (
             f"the longest run has {longest:,} rows, the window needs {window:,}"
-            + (f" and the target {reach:,} more (delay {target.delay}, horizon {target.horizon})" if target else "")
+            + (
+                f" and the target {reach:,} more (delay {nearest.delay}, horizon {nearest.horizon})"
+                if isinstance(nearest, Target)
+                else ""
+            )
             + f"; shorten them, or let runs span gaps (max_gap is {select.max_gap})"
         )
     else:

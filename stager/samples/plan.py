@@ -8,11 +8,21 @@ from typing import Any
 from stager.config import format_nbytes
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
-from stager.samples.targets import Target
+from stager.samples.labelling import AnyTarget, Targets, as_targets
+from stager.samples.labels import Labels
+from stager.samples.normalize import RAW, Normalize
 
 GAPS = (0, 1, 5, 30)
 # Reasons that the user chose.
-SELECTION = ("symbol not selected", "outside the interval")
+SELECTION = (
+    "symbol not selected",
+    "outside the interval",
+    "outside the session",
+    "history too short",
+    "not in the universe",
+    "decision at a filled bar",
+    "not on the stride",
+)
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,11 @@ class Plan:
         Samples and batches of an epoch.
     window, batch_size : int
     columns : tuple of str
+        Those that are served.
+    adjustment : {"raw", "split", "total", "unknown"}
+        What the pack says its prices and volume are adjusted for.
+    normalize : str
+        How columns are normalised, by role.
     target : str
         "none", or what is predicted.
     reasons : dict of str to int
@@ -48,6 +63,8 @@ class Plan:
     window: int
     batch_size: int
     columns: tuple[str, ...]
+    adjustment: str
+    normalize: str
     target: str
     reasons: dict[str, int]
     samples_at_gap: dict[int, int]
@@ -82,6 +99,8 @@ class Plan:
             ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
             ("usable", f"{self.usable:.1%} of the selected rows"),
             ("window", f"{self.window} rows of {', '.join(self.columns)}"),
+            ("normalize", self.normalize),
+            ("adjustment", self.adjustment),
             ("target", self.target),
             ("batches", f"{self.n_batches:,} of {self.batch_size} an epoch, {format_nbytes(self.batch_nbytes)} each"),
             ("runs", f"{self.n_runs:,}, the longest of {self.longest_run:,} rows"),
@@ -95,19 +114,29 @@ class Plan:
         return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
 
-def describe(target: Target | None) -> str:
+def describe(target: Targets) -> str:
     """One line that says what is predicted."""
-    if target is None:
-        return "none"
-    extra = f", threshold {target.threshold}, {target.classes} classes" if target.kind == "direction" else ""
-    entry, leave = f"{target.price} of bar t+{target.delay}", f"{target.exit_column} of bar t+{target.reach}"
-    return f"{target.kind} from {entry} to {leave}{extra}"
+    return "; ".join(map(_describe, as_targets(target))) or "none"
+
+
+def _describe(target: AnyTarget) -> str:
+    if isinstance(target, Labels):
+        text = f"given labels {target.value!r} until {target.end!r}"
+    else:
+        entry, leave = f"{target.price} of bar t+{target.delay}", f"{target.exit_column} of bar t+{target.reach}"
+        extra = f", threshold {target.threshold}, {target.classes} classes" if target.kind == "direction" else ""
+        across = ", across gaps" if target.across_gaps == "allow" else ""
+        text = f"{target.kind} from {entry} to {leave}{extra}{across}"
+    if target.scale == "volatility":
+        return f"{text}, by the volatility of {target.scale_window} bars"
+    return text if target.scale is None else f"{text}, {target.scale} across symbols"
 
 
 def make_plan(
     pack: Pack,
     index: SampleIndex,
-    target: Target | None,
+    target: Targets,
+    normalize: Normalize = RAW,
     *,
     batch_size: int,
     n_batches: int,
@@ -116,7 +145,9 @@ def make_plan(
     path: str,
 ) -> Plan:
     """The plan of a Stager; touches no device."""
-    reach = 0 if target is None else target.reach
+    wanted = as_targets(target)
+    served = pack.columns if index.columns is None else tuple(pack.columns[column] for column in index.columns)
+    reach = min((_bound_by_run(one) for one in wanted), default=0)
     return Plan(
         n_rows=pack.n_rows,
         n_symbols=len(pack.symbols),
@@ -126,14 +157,21 @@ def make_plan(
         n_batches=n_batches,
         window=index.window,
         batch_size=batch_size,
-        columns=pack.columns,
+        columns=served,
+        adjustment=pack.manifest.adjustment,
+        normalize=str(normalize),
         target=describe(target),
         reasons=dict(index.reasons),
         samples_at_gap={gap: index.at_gap(gap, reach) for gap in GAPS},
         rows_nbytes=pack.rows.nbytes,
         tables_nbytes=index.nbytes,
-        batch_nbytes=batch_size * (index.window * len(pack.columns) + (target is not None)) * 4,
+        batch_nbytes=batch_size * (index.window * len(served) + len(wanted)) * 4,
         device=device,
         placement=placement,
         path=path,
     )
+
+
+def _bound_by_run(target: AnyTarget) -> int:
+    """Bars after the decision that must lie in its run."""
+    return 0 if isinstance(target, Labels) or target.across_gaps == "allow" else target.reach

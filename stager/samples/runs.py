@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stager.packs.layout import Pack
+from stager.samples.sessions import Sessions
 
 IntArray = npt.NDArray[np.int64]
 
 _CHUNK_ROWS = 1 << 18
 _DAY = 86_400_000_000_000
-_NEW_SYMBOL = np.iinfo(np.int64).max
+# Boundaries that no `max_gap` spans, in place of a number of missing bars; the greatest of several holds.
+NEW_SYMBOL = np.iinfo(np.int64).max
+JUMP = NEW_SYMBOL - 1  # a contract roll or a split: prices before and after don't compare
+NEW_SESSION = NEW_SYMBOL - 2
 
 
 @dataclass(frozen=True)
@@ -23,10 +28,16 @@ class Runs:
     Attributes
     ----------
     first_rows, counts : (n_runs,) int64
+    missing : (n_runs,) int64
+        What each begins after: bars that are missing, or NEW_SYMBOL, JUMP or NEW_SESSION.
+    outside : (n_runs,) bool
+        Whether its bars lie outside the session; no sample spans or ends in such a run.
     """
 
     first_rows: IntArray
     counts: IntArray
+    missing: IntArray
+    outside: npt.NDArray[np.bool_]
 
     def __len__(self) -> int:
         return len(self.first_rows)
@@ -36,12 +47,19 @@ class Runs:
         """(n_runs,) int64: the row after each run's last."""
         return self.first_rows + self.counts
 
+    def firsts_of(self, first: int, stop: int) -> IntArray:
+        """(stop - first,) int64: for each of these rows the first row of its run."""
+        return self._spread(self.first_rows, first, stop)
+
     def ends_of(self, first: int, stop: int) -> IntArray:
         """(stop - first,) int64: for each of these rows the row after the last of its run."""
+        return self._spread(self.ends, first, stop)
+
+    def _spread(self, facts: IntArray, first: int, stop: int) -> IntArray:
         lo = int(np.searchsorted(self.first_rows, first, side="right")) - 1
         hi = int(np.searchsorted(self.first_rows, stop, side="left"))
         firsts, ends = self.first_rows[lo:hi], self.ends[lo:hi]
-        return np.repeat(ends, np.minimum(ends, stop) - np.maximum(firsts, first))
+        return np.repeat(facts[lo:hi], np.minimum(ends, stop) - np.maximum(firsts, first))
 
 
 @dataclass(frozen=True)
@@ -53,52 +71,98 @@ class Breaks:
     rows : (n,) int64
         The rows after a break, ascending; row 0 first.
     missing : (n,) int64
-        Bars missing there; the largest int64 where a symbol begins.
+        Bars missing there, or NEW_SYMBOL, JUMP or NEW_SESSION.
+    outside : (n,) bool
+        Whether the rows from there on lie outside the session.
     """
 
     rows: IntArray
     missing: IntArray
     n_rows: int
+    outside: npt.NDArray[np.bool_]
 
     def runs(self, max_gap: int) -> Runs:
         """The runs in which at most `max_gap` bars are missing at a place."""
-        first_rows = self.rows[self.missing > min(max_gap, _NEW_SYMBOL - 1)]
-        return Runs(first_rows, np.diff(first_rows, append=self.n_rows))
+        return self._after(self.missing > min(max_gap, NEW_SESSION - 1))
+
+    def whole(self) -> Runs:
+        """The rows that a label may span at most: of one symbol, without contract roll or split."""
+        return self._after(self.missing >= JUMP)
+
+    def _after(self, chosen: npt.NDArray[np.bool_]) -> Runs:
+        first_rows = self.rows[chosen]
+        counts = np.diff(first_rows, append=self.n_rows)
+        return Runs(first_rows, counts, self.missing[chosen], self.outside[chosen])
 
 
-def find_breaks(pack: Pack) -> Breaks:
-    """Every place in the rows where a bar is missing or a symbol begins.
+def find_breaks(pack: Pack, sessions: Sessions | None = None, jumps: IntArray | None = None) -> Breaks:
+    """Every place in the rows that a window may not span.
 
     Intraday, ``d // interval - 1`` bars are missing between two stamps `d` apart. For daily and longer bars the next
     bar is the next session (week, month) in which any symbol has a bar.
+
+    Parameters
+    ----------
+    pack : Pack
+    sessions : Sessions, optional
+        Sessions end at their close, however few bars are missing until the next.
+    jumps : (n,) int64, optional
+        Rows of the first bars after a contract roll or a split, not the first of their symbols.
     """
     ticks = _ticks(pack)
-    rows, missing = [pack.first_rows], [np.full(len(pack.first_rows), _NEW_SYMBOL)]
+    rows, missing = [pack.first_rows], [np.full(len(pack.first_rows), NEW_SYMBOL)]
+    if jumps is not None:
+        rows.append(jumps)
+        missing.append(np.full(len(jumps), JUMP))
     begins = np.zeros(pack.n_rows + 1, bool)
     begins[pack.first_rows] = True
     for first in range(1, pack.n_rows, _CHUNK_ROWS):
         stop = min(first + _CHUNK_ROWS, pack.n_rows)
-        steps = ticks(first - 1, stop)
-        found = np.flatnonzero((steps > 1) & ~begins[first:stop])
+        steps = ticks(first - 1, stop) - 1
+        if sessions is not None:
+            session = sessions.of(pack.times[first - 1 : stop])
+            steps[session[1:] != session[:-1]] = NEW_SESSION
+        found = np.flatnonzero((steps > 0) & ~begins[first:stop])
         if found.size:
             rows.append(found + first)
-            missing.append(steps[found] - 1)
+            missing.append(steps[found])
     all_rows, all_missing = np.concatenate(rows), np.concatenate(missing)
-    order = np.argsort(all_rows, kind="stable")
-    return Breaks(all_rows[order], all_missing[order], pack.n_rows)
+    order = np.lexsort((all_missing, all_rows))
+    all_rows, all_missing = all_rows[order], all_missing[order]
+    last = np.append(all_rows[1:] != all_rows[:-1], True)
+    all_rows, all_missing = all_rows[last], all_missing[last]
+    outside = np.zeros(len(all_rows), bool) if sessions is None else sessions.of(pack.times[all_rows]) < 0
+    return Breaks(all_rows, all_missing, pack.n_rows, outside)
 
 
-def _ticks(pack: Pack):  # type: ignore[no-untyped-def]
+def _ticks(pack: Pack) -> Callable[[int, int], IntArray]:
     """A function (first, stop) -> int64 steps between rows first..stop, in whole bars."""
     times, interval = pack.times, pack.interval
     if not interval.is_session:
         return lambda first, stop: np.diff(times[first:stop]) // interval.nanoseconds
-    numbers = session_numbers(times, interval.text)
+    position = session_positions(pack)
+    return lambda first, stop: np.diff(position[first:stop])
+
+
+def session_positions(pack: Pack) -> IntArray:
+    """(n_rows,) int64: the place of each bar's session (week, month) among those in which any symbol has a bar."""
+    numbers = session_numbers(pack.times, pack.interval.text)
     low = int(numbers.min())
     seen = np.zeros(int(numbers.max()) - low + 1, np.int64)
     seen[numbers - low] = 1
-    position = np.cumsum(seen)[numbers - low]
-    return lambda first, stop: np.diff(position[first:stop])
+    return (np.cumsum(seen) - 1)[numbers - low]
+
+
+def decision_numbers(pack: Pack) -> Callable[[int, int], IntArray]:
+    """A function (first, stop) -> int64 numbers of the bars' closes in units of the interval, alike for all symbols.
+
+    For daily and longer bars, the place of the session (week, month) among those in which any symbol has a bar.
+    """
+    times, interval = pack.times, pack.interval
+    if interval.is_session:
+        position = session_positions(pack)
+        return lambda first, stop: position[first:stop]
+    return lambda first, stop: interval.available(times[first:stop]) // interval.nanoseconds
 
 
 def session_numbers(times: IntArray, interval: str) -> IntArray:

@@ -11,6 +11,10 @@ import numpy as np
 
 from stager.bars.options import FIRST_YEAR, LAST_YEAR
 from stager.errors import SampleError
+from stager.samples.sessions import check_session
+from stager.samples.tables import TableSource
+
+_MAX_STRIDE = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,31 @@ class Select:
         `start`.
     max_gap : int
         Missing bars that a window (and a label) may span at one place.
+    session : str, optional
+        Windows and labels stay inside a session, and bars outside of all sessions are left out. Hours of a day in a
+        zone, ``"09:30-16:00 America/New_York"`` (``"18:00-17:00 ..."`` over midnight; ``"09:30-11:30,13:00-15:00 ..."``
+        with a break, which is a gap), or the name of a calendar of the package exchange_calendars, such as ``"XNYS"``.
+        A bar belongs to a session if it opens in it; hours are half-open.
+    close_inclusive : bool
+        Whether a bar stamped with the very close, as closing auctions are, belongs to the session.
+    rolls : str, pyarrow.Table or path, optional
+        Contract rolls, which end runs: a column of the pack whose value changes with the contract, or a table of
+        ``symbol`` and ``time``, from which on bars are of the next contract.
+    splits : pyarrow.Table or path, optional
+        A table of ``symbol``, ``time`` (from which on prices are those after the split) and ``ratio`` (new shares for
+        one old). They end runs, unless the pack says that its prices are adjusted for them.
+    universe : pyarrow.Table or path, optional
+        A table of ``symbol``, ``start`` and ``end`` (empty: still): a row ends a sample if its decision lies in one of
+        the half-open stretches of its symbol. A window may begin before.
+    columns : sequence of str, optional
+        The columns of ``batch.x``, in this order; None for all.
+    stride : int
+        Decisions are those bars whose close is a multiple of so many bars since 1970 (of daily and longer bars, since
+        the pack's first session), so that all symbols share them.
+    min_history : int
+        Bars of the symbol that must be there at the decision, its own included; filled ones don't count.
+    allow_filled : bool
+        Whether decision, entry and exit may be bars that were filled in.
 
     Raises
     ------
@@ -37,14 +66,27 @@ class Select:
     symbols: Sequence[str] | None = None
     interval: tuple[Any, Any] | None = None
     max_gap: int = 0
+    session: str | None = None
+    close_inclusive: bool = False
+    rolls: TableSource = None
+    splits: TableSource = None
+    universe: TableSource = None
+    columns: Sequence[str] | None = None
+    stride: int = 1
+    min_history: int = 0
+    allow_filled: bool = False
 
     def __post_init__(self) -> None:
-        if self.symbols is not None:
-            if isinstance(self.symbols, str):
-                raise SampleError(f"symbols is the text {self.symbols!r}; give a sequence such as ({self.symbols!r},)")
-            if not isinstance(self.symbols, Iterable):
-                raise SampleError(f"symbols is {self.symbols!r}; give a sequence of names")
-            object.__setattr__(self, "symbols", tuple(self.symbols))
+        for name, example in (("symbols", "AAPL"), ("columns", "close")):
+            if (names := getattr(self, name)) is None:
+                continue
+            if isinstance(names, str):
+                raise SampleError(f"{name} is the text {names!r}; give a sequence such as ({names!r},)")
+            if not isinstance(names, Iterable):
+                raise SampleError(f"{name} is {names!r}; give a sequence of names such as ({example!r},)")
+            object.__setattr__(self, name, tuple(names))
+        if self.columns is not None and (not self.columns or len(set(self.columns)) < len(self.columns)):
+            raise SampleError(f"columns is {self.columns!r}; name at least one, and each once")
         if self.interval is not None:
             if not isinstance(self.interval, (tuple, list)) or len(self.interval) != 2:
                 raise SampleError(f"interval is {self.interval!r}; give (start, end), half-open")
@@ -52,8 +94,19 @@ class Select:
             first, last = self.bounds
             if first >= last:
                 raise SampleError(f"interval {self.interval!r} is empty; start must lie before end")
-        if isinstance(self.max_gap, bool) or not isinstance(self.max_gap, (int, np.integer)) or self.max_gap < 0:
-            raise SampleError(f"max_gap is {self.max_gap!r}; it must be an integer of at least 0 bars")
+        for name, least, unit in (("max_gap", 0, "bars"), ("stride", 1, "bar"), ("min_history", 0, "bars")):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+                raise SampleError(f"{name} is {value!r}; it must be an integer of at least {least} {unit}")
+        if self.stride > _MAX_STRIDE:
+            raise SampleError(f"stride is {self.stride:,} bars; the largest is {_MAX_STRIDE:,}")
+        for name in ("close_inclusive", "allow_filled"):
+            if not isinstance(getattr(self, name), bool):
+                raise SampleError(f"{name} is {getattr(self, name)!r}; it must be True or False")
+        if self.session is not None:
+            check_session(self.session)
+        elif self.close_inclusive:
+            raise SampleError("close_inclusive says which bars belong to a session; name the session too")
 
     @property
     def bounds(self) -> tuple[int, int]:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from stager.packs.layout import Pack
 from stager.packs.manifest import Manifest, readable
-from stager.samples.runs import find_breaks
+from stager.samples.runs import NEW_SYMBOL, find_breaks
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Summary:
 def summarise(pack: Pack) -> Summary:
     """Look at the times of a pack once and tell what is in it."""
     breaks = find_breaks(pack)
-    inside = breaks.missing[breaks.missing < np.iinfo(np.int64).max]
+    inside = breaks.missing[breaks.missing < NEW_SYMBOL]
     files = [stored for segment in pack.manifest.segments for stored in segment.files.values()]
     return Summary(
         path=readable(pack.path or "in memory"),

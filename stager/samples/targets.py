@@ -1,4 +1,4 @@
-"""Targets: what is predicted, computed in float64 from the pack's columns and kept as float32."""
+"""Targets: what is predicted, computed in float64 from the pack's columns."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from stager.bars.threads import parallel
 from stager.errors import SampleError
 from stager.packs.layout import Pack
-from stager.samples.runs import Runs
+from stager.samples.runs import Breaks, IntArray, Runs
+from stager.samples.scaling import trailing_volatility
 
-# Why a decision row has no target; the values of the state array.
-VALID, BEYOND_RUN, MISSING, NOT_POSITIVE, LEFT_OUT = range(5)
-
-_CHUNK_ROWS = 1 << 18
+# Why a decision row has no target; the values of a state array.
+VALID, BEYOND_RUN, MISSING, NOT_POSITIVE, LEFT_OUT, NO_SCALE, NO_LABEL, FILLED = range(8)
 
 FloatArray = npt.NDArray[np.float64]
+StateArray = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,17 @@ class Target:
         For "direction": moves of at most this share of ``abs(entry)`` count as 0.
     classes : {3, 2}
         For "direction": 2 leaves the zeros out (and counts them).
+    across_gaps : {"exclude", "allow"}
+        Whether entry and exit may lie beyond the end of the decision's run. "allow" counts bars on across gaps and
+        sessions; it never crosses symbols, contract rolls or splits.
+    scale : {None, "volatility", "rank", "demean"}
+        What the value is set in relation to. "volatility" divides it by the standard deviation (n - 1 in the
+        denominator) of the last `scale_window` one-bar moves of `price` up to the decision's bar, all of its run, times
+        the square root of the horizon (at least 1): for "return" and "log_return" the moves are log returns, for
+        "difference" differences. "rank" and "demean" look at all samples of one decision instant: ``(rank - (n + 1) /
+        2) / n`` with the mean rank for equal values, which lies inside (-0.5, 0.5), or the value less their mean.
+    scale_window : int
+        For "volatility": moves looked at, at least 2.
 
     Raises
     ------
@@ -60,6 +70,9 @@ class Target:
     kind: Literal["return", "log_return", "difference", "direction", "value"] = "return"
     threshold: float = 0.0
     classes: int = 3
+    across_gaps: Literal["exclude", "allow"] = "exclude"
+    scale: Literal["volatility", "rank", "demean"] | None = None
+    scale_window: int = 20
 
     def __post_init__(self) -> None:
         kinds = ("return", "log_return", "difference", "direction", "value")
@@ -88,6 +101,14 @@ class Target:
             raise SampleError(f"target threshold is {self.threshold!r}; it must be a share of at least 0")
         if self.kind != "direction" and (self.threshold or self.classes != 3):
             raise SampleError(f"threshold and classes belong to kind='direction', not to {self.kind!r}")
+        if self.across_gaps not in ("exclude", "allow"):
+            raise SampleError(f"target across_gaps is {self.across_gaps!r}; there are 'exclude' and 'allow'")
+        check_scale(self.scale, (None, "volatility", "rank", "demean"))
+        window = self.scale_window
+        if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 2:
+            raise SampleError(f"target scale_window is {window!r}; it must be an integer of at least 2 bars")
+        if self.scale == "volatility" and self.kind in ("direction", "value"):
+            raise SampleError(f"scale='volatility' is for moves, not for kind={self.kind!r}")
 
     @property
     def exit_column(self) -> str:
@@ -100,55 +121,76 @@ class Target:
         return self.delay + self.horizon
 
 
-def compute(pack: Pack, runs: Runs, target: Target) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-    """The target of every decision row.
+def check_scale(scale: str | None, allowed: tuple[str | None, ...]) -> None:
+    """Refuse a scale that does not exist."""
+    if scale not in allowed:
+        raise SampleError(f"target scale is {scale!r}; there are: {', '.join(map(repr, allowed))}")
+
+
+class PriceLabels:
+    """A target over a pack.
 
     Parameters
     ----------
     pack : Pack
+    breaks : Breaks
     runs : Runs
-        Labels across the end of a run are excluded.
+        Labels across the end of a run are excluded, unless the target allows them.
     target : Target
-
-    Returns
-    -------
-    y : (n_rows,) float32
-        NaN where there is no target.
-    state : (n_rows,) uint8
-        VALID, or why not: BEYOND_RUN, MISSING, NOT_POSITIVE, LEFT_OUT.
+    filled : (n_rows,) bool, optional
+        Bars that can't be entry or exit.
 
     Raises
     ------
     SampleError
         If the pack has no such column.
     """
-    for name in (target.price, target.exit_column):
-        if name not in pack.columns:
-            raise SampleError(f"the target needs column {name!r}; the pack has: {', '.join(pack.columns)}")
-    entries, exits = pack.column(target.price), pack.column(target.exit_column)
-    y = np.full(pack.n_rows, np.nan, np.float32)
-    state = np.full(pack.n_rows, BEYOND_RUN, np.uint8)
 
-    def fill(first: int) -> None:
-        stop = min(first + _CHUNK_ROWS, pack.n_rows - target.reach)
-        if stop <= first:
-            return
-        entry = entries[first + target.delay : stop + target.delay]
-        leave = exits[first + target.reach : stop + target.reach]
-        values, why = _evaluate(target, entry, leave)
-        why[np.arange(first, stop) + target.reach >= runs.ends_of(first, stop)] = BEYOND_RUN
-        # Cast before the mask: a target beyond float32 is infinite, which is no number to train on.
-        with np.errstate(over="ignore"):
-            short = values.astype(np.float32)
-        why[(why == VALID) & ~np.isfinite(short)] = MISSING
-        short[why != VALID] = np.nan
-        y[first:stop], state[first:stop] = short, why
+    def __init__(
+        self, pack: Pack, breaks: Breaks, runs: Runs, target: Target, filled: npt.NDArray[np.bool_] | None = None
+    ) -> None:
+        for name in (target.price, target.exit_column):
+            if name not in pack.columns:
+                raise SampleError(f"the target needs column {name!r}; the pack has: {', '.join(pack.columns)}")
+        self.target, self._pack, self._runs, self._filled = target, pack, runs, filled
+        self._bounds = breaks.whole() if target.across_gaps == "allow" else runs
+        self._entries, self._exits = pack.column(target.price), pack.column(target.exit_column)
 
-    parallel(fill, range(0, pack.n_rows, _CHUNK_ROWS))
-    return y, state
+    @property
+    def scale(self) -> str | None:
+        return self.target.scale
+
+    def evaluate(self, first: int, stop: int) -> tuple[FloatArray, StateArray]:
+        """Values and states of decision rows ``first : stop``."""
+        target = self.target
+        values, why = np.full(stop - first, np.nan), np.full(stop - first, BEYOND_RUN, np.uint8)
+        n = min(stop, self._pack.n_rows - target.reach) - first
+        if n <= 0:
+            return values, why
+        entry = self._entries[first + target.delay : first + target.delay + n]
+        leave = self._exits[first + target.reach : first + target.reach + n]
+        values[:n], why[:n] = _evaluate(target, entry, leave)
+        if self._filled is not None:
+            leaves_filled = self._filled[first + target.reach : first + target.reach + n]
+            enters_filled = self._filled[first + target.delay : first + target.delay + n]
+            why[:n][leaves_filled if target.kind == "value" else leaves_filled | enters_filled] = FILLED
+        if target.scale == "volatility":
+            sigma = trailing_volatility(
+                self._entries, self._runs.firsts_of(first, stop), first, target.scale_window, target.kind
+            )
+            with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+                values /= sigma * np.sqrt(max(1, target.horizon))
+            why[(why == VALID) & ~(np.isfinite(sigma) & (sigma > 0))] = NO_SCALE
+        why[np.arange(first, stop) + target.reach >= self._bounds.ends_of(first, stop)] = BEYOND_RUN
+        return values, why
+
+    def ends(self, rows: IntArray) -> IntArray:
+        """When the labels of valid decision rows become known, nanoseconds UTC."""
+        exits = rows + self.target.reach
+        return self._pack.times[exits] if self.target.exit_column == "open" else self._pack.available_at(exits)
 
 
-def _evaluate(target: Target, entry: FloatArray, leave: FloatArray) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
+def _evaluate(target: Target, entry: FloatArray, leave: FloatArray) -> tuple[FloatArray, StateArray]:
     why = np.zeros(len(entry), np.uint8)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         if target.kind == "return":

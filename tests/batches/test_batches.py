@@ -166,6 +166,66 @@ def test_a_window_may_be_longer_than_the_gap_says(make, table):
     assert one.n_samples == (30 - 9) + (40 - 9) + (32 - 9) + (58 - 9)
 
 
+@pytest.mark.parametrize("columns", [["close"], ["volume", "open"], ["volume", "close", "low", "high", "open"], None])
+@pytest.mark.parametrize("stride", [1, 3])
+def test_columns_and_strides(make, table, columns, stride):
+    cut = Cut(table, STEPS, 7, 4)
+    one = make(target=Target(horizon=3), select=Select(columns=columns, stride=stride))
+    chosen = [i for i, step in enumerate(cut.steps) if (step + 1) % stride == 0]
+    assert one.n_samples == len(chosen)
+    names = [name for name in table.column_names if name not in ("symbol", "time")]
+    places = [names.index(name) for name in columns or names]
+    x, y, ids, _ = serve(one, 2)
+    assert sorted(ids) == list(range(len(chosen)))
+    picked = [chosen[i] for i in ids]
+    np.testing.assert_array_equal(x, cut.x[picked][:, :, places])
+    assert x.flags.c_contiguous
+    np.testing.assert_array_equal(y, cut.y[picked])
+    assert one.plan.columns == tuple(columns or names)
+    assert one.plan.batch_nbytes == 16 * (7 * len(places) + 1) * 4
+    # A view is of the rows as they are.
+    assert one.view(2, 0, 0).shape == (7, 5)
+    batch = next(one.batches(2))
+    assert batch.symbols == [cut.symbols[i] for i in picked[: len(batch)]]
+
+
+@pytest.mark.parametrize("columns", [None, ["volume", "high"]])
+@pytest.mark.parametrize("normalize", ["none", "last", "zscore", stager.Normalize("zscore", "none")])
+def test_windows_are_normalised_by_what_they_hold(make, table, normalize, columns):
+    cut = Cut(table, STEPS, 7)
+    one = make(normalize=normalize, select=Select(columns=columns))
+    x, _, ids, _ = serve(one, 1)
+    raw = cut.x[ids].astype(np.float64)
+    names = ["open", "high", "low", "close", "volume"]
+    deviation = raw.std(axis=1, keepdims=True)
+    scores = (raw - raw.mean(axis=1, keepdims=True)) / deviation
+    wanted = raw.copy()
+    if normalize == "last":
+        wanted[:, :, :4] = raw[:, :, :4] / raw[:, -1:, 3:4] - 1
+        wanted[:, :, 4] = np.log1p(raw[:, :, 4])
+    elif normalize == "zscore":
+        wanted = scores
+    elif normalize != "none":
+        wanted[:, :, :4] = scores[:, :, :4]
+    places = [names.index(name) for name in columns or names]
+    np.testing.assert_allclose(x, wanted[:, :, places], rtol=1e-6, atol=1e-6)
+    assert x.dtype == np.float32
+    # Rows and views are as they were.
+    np.testing.assert_array_equal(one.view(1, 0, 0), cut.x[ids[0]])
+    assert ("zscore" in one.plan.normalize) == (normalize not in ("none", "last"))
+
+
+def test_a_sample_is_normalised_alike_in_any_batch(monkeypatch, make):
+    from stager.batches import host
+
+    whole, _, ids, _ = serve(make(normalize="zscore", batch_size=1000))
+    monkeypatch.setattr(host, "_TASK_NBYTES", 100)
+    for size in (1, 3, 64):
+        x, _, others, _ = serve(make(normalize="zscore", batch_size=size))
+        np.testing.assert_array_equal(ids, others)
+        np.testing.assert_array_equal(x.view(np.uint32), whole.view(np.uint32))
+
+
 # -------------------------------------------------------------------------------- about a batch
 
 
@@ -189,6 +249,41 @@ def test_without_a_target_there_are_no_label_times(make):
     batch = next(make().batches())
     assert batch.label_times is None
     assert batch.y is None
+
+
+def test_several_targets_are_columns_with_their_own_validity(make, table):
+    """A horizon of 20 ends where one of 2 goes on; the sample stays, and tells which of them it has."""
+    near, far = (Target(horizon=horizon, kind="difference") for horizon in (2, 20))
+    one, alone, both = make(target=[near, far]), Cut(table, STEPS, 7, 21), Cut(table, STEPS, 7, 3)
+    n_valid = 0
+    for batch in one.batches(1):
+        ids = batch.sample_ids
+        has_far = np.isin([both.decisions[i] for i in ids], alone.decisions)
+        assert batch.y.shape == batch.y_valid.shape == batch.label_times.shape == (len(batch), 2)
+        assert batch.y_valid.dtype == bool
+        assert batch.y_valid[:, 0].all()
+        np.testing.assert_array_equal(batch.y_valid[:, 1], has_far)
+        np.testing.assert_array_equal(batch.y[:, 0], 2.0)
+        np.testing.assert_array_equal(batch.y[:, 1], np.where(has_far, 20.0, np.nan))
+        opened = START + np.array([both.steps[i] for i in ids]) * MINUTE
+        np.testing.assert_array_equal(batch.label_times[:, 0].astype(np.int64), opened + 4 * MINUTE)
+        np.testing.assert_array_equal(np.isnat(batch.label_times[:, 1]), ~has_far)
+        np.testing.assert_array_equal(batch.label_times[has_far, 1].astype(np.int64), opened[has_far] + 22 * MINUTE)
+        n_valid += has_far.sum()
+        # What is told of the labels does not depend on what a loop does to them.
+        batch.y[...] = 0
+        np.testing.assert_array_equal(batch.y_valid[:, 1], has_far)
+    assert one.n_samples == len(both)
+    assert n_valid == len(alone)
+    assert one.plan.batch_nbytes == 16 * (7 * 5 + 2) * 4
+    assert one.plan.target.count(";") == 1
+
+
+def test_one_target_is_valid_for_every_sample(make):
+    batch = next(make(target=Target(horizon=2)).batches())
+    assert batch.y_valid.shape == batch.y.shape == (16,)
+    assert batch.y_valid.all()
+    assert next(make().batches()).y_valid is None
 
 
 def test_times_of_daily_bars_are_the_next_midnight():
@@ -505,6 +600,8 @@ def test_a_closed_stager_of_a_pack_leaves_the_pack_usable(table, tmp_path):
         ({"batch_size": True}, SampleError, "batch_size"),
         ({"window": 0}, SampleError, "window is 0"),
         ({"window": 2.5}, SampleError, "window"),
+        ({"normalize": "minmax"}, SampleError, "normalize is 'minmax'"),
+        ({"normalize": None}, SampleError, "normalize is None"),
         ({"last": "pad"}, SampleError, "last is 'pad'"),
         ({"shuffle": "yes"}, SampleError, "shuffle"),
         ({"shuffle": True}, SampleError, "shuffle"),
@@ -615,6 +712,60 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(config, monke
         assert next(one.batches()).y is None
     with Stager.from_config(config, seed=9) as one:
         assert one.seed == 9
+
+
+def test_from_config_takes_several_targets(config):
+    text = config.read_text().replace("[target]", "[[target]]")
+    config.write_text(text + '\n[[target]]\nhorizon = 5\nscale = "rank"\n')
+    with Stager.from_config(config) as one:
+        assert next(one.batches()).y.shape == (16, 2)
+        assert one.target == [Target(horizon=2, kind="difference"), Target(horizon=5, scale="rank")]
+
+
+def test_from_config_normalises(config, monkeypatch):
+    config.write_text(config.read_text().replace("seed = 3", 'seed = 3\nnormalize = "last"'))
+    with Stager.from_config(config) as one:
+        assert one.plan.normalize == "price last, volume log1p, other none"
+    monkeypatch.setenv("STAGER_BATCHES_NORMALIZE", "zscore")
+    with Stager.from_config(config) as one:
+        assert one.plan.normalize == "price zscore, volume zscore, other zscore"
+    with Stager.from_config(config, normalize=stager.Normalize("none", "zscore")) as one:
+        assert one.plan.normalize == "price none, volume zscore, other none"
+    monkeypatch.delenv("STAGER_BATCHES_NORMALIZE")
+    config.write_text(config.read_text().replace('"last"', '"lats"'))
+    with pytest.raises(ConfigError, match="normalize is 'lats'"):
+        Stager.from_config(config)
+
+
+def test_from_config_derives_first(config, make):
+    derived = '[derive]\ncolumns = ["range"]\nfill = "previous"\ncap = 3\n\n[batches]'
+    config.write_text(config.read_text().replace("[batches]", derived))
+    for _ in range(2):
+        with Stager.from_config(config) as one:
+            assert one.plan.columns == ("open", "high", "low", "close", "volume", "is_filled", "range")
+            # B has a gap of 3 missing bars, C of 2; A and B end before C does, and are not selected or filled in.
+            assert one.plan.n_rows == 30 + 3 + 72 + 3 + 3 + 58 + 2
+            assert one.resident.path == "mapped"
+    assert len(list((config.parent / "data").iterdir())) == 2
+    config.write_text(config.read_text().replace("cap = 3", "kap = 3"))
+    with pytest.raises(ConfigError, match=r"\[derive\] kap is no option"):
+        Stager.from_config(config)
+
+
+def test_tables_lie_beside_the_configuration(config):
+    (config.parent / "data" / "universe.csv").write_text("symbol,start,end\nA,2024-01-01,\n")
+    (config.parent / "labels.csv").write_text(
+        "symbol,time,side,until\nA,2024-01-01 00:10:00,1,2024-01-01 00:20:00\nC,2024-01-01 00:20:00,-1,2024-01-02\n"
+        "A,2024-01-01 00:21:00,-1,2024-01-02\n"
+    )
+    text = config.read_text().replace(
+        'horizon = 2\nkind = "difference"', 'table = "labels.csv"\nvalue = "side"\nend = "until"'
+    )
+    config.write_text(text.replace("[select]", '[select]\nuniverse = "data/universe.csv"'))
+    with Stager.from_config(config) as one:
+        x, y, _, _ = serve(one)
+        assert sorted(y) == [-1.0, 1.0]
+        assert set(x[:, -1, 3] % 1e6) == {10.0, 21.0}
 
 
 def test_from_config_takes_a_source_of_its_own(config, table):

@@ -12,7 +12,7 @@ from cut_windows import Cut
 from real_windows import COLUMNS, FILES, FOLDER, Windows
 
 import stager
-from stager import ReadOptions, Stager, Target
+from stager import ReadOptions, Select, Stager, Target
 from stager.batches.smoke import made_up_bars
 from stager.cuda.watch import Watch
 from stager.errors import ClosedError
@@ -39,6 +39,9 @@ def bits(array):
 # -------------------------------------------------------------------------------- the gather
 
 
+PLAIN = {"columns": None, "methods": None, "close_column": 0}
+
+
 def made_up_index(n_rows, window, rng):
     """Spans of decision rows between gaps, and a target for each row."""
     rows = np.flatnonzero(rng.random(n_rows) < 0.9)
@@ -47,7 +50,11 @@ def made_up_index(n_rows, window, rng):
     y = rng.random(n_rows, np.float32)
     y[::17] = np.nan
     return rows, SimpleNamespace(
-        window=window, span_rows=rows[edges], span_ids=np.append(edges, len(rows)).astype(np.int64), y=y
+        window=window,
+        span_rows=rows[edges],
+        span_ids=np.append(edges, len(rows)).astype(np.int64),
+        y=y,
+        **PLAIN,
     )
 
 
@@ -79,13 +86,63 @@ def test_every_width_and_window_is_gathered_bit_for_bit(n_columns, place):
     del rows, memory
 
 
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("n_targets", [1, 2, 3, 4, 17])
+def test_every_number_of_targets_is_gathered_bit_for_bit(n_targets, place):
+    rng = np.random.default_rng(n_targets)
+    host = rng.standard_normal((3000, 5)).astype(np.float32)
+    driver = staging.prepare(0, Watch(0, 60))
+    if place == "host":
+        rows, memory, _ = staging.in_place(host, driver, Watch(host.nbytes, 60), read_only=False)
+    else:
+        rows, memory, _ = staging.to_device(host, driver, Watch(host.nbytes, 60), n_cores=8)
+    decisions, index = made_up_index(len(host), 7, rng)
+    # Any bits: NaN of a target that a sample lacks comes as it is.
+    index.y = rng.integers(0, 1 << 32, (len(host), n_targets), np.uint32).view(np.float32)
+    one, order, first = CudaGather(rows, index, 60), Order(len(decisions), 5, 1), 0
+    for x, y in one.batches(order, 0, len(decisions), 333):
+        chosen = decisions[order.sample_ids(first, len(x))]
+        assert y.shape == (len(chosen), n_targets)
+        np.testing.assert_array_equal(bits(y), index.y[chosen].view(np.uint32))
+        np.testing.assert_array_equal(bits(x[:, -1]), host[chosen].view(np.uint32))
+        first += len(x)
+    assert first == len(decisions)
+    one.close()
+    del rows, memory
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("columns", [[0], [4, 1], [3, 3, 0, 2, 1, 4], list(range(6, -1, -1))])
+def test_chosen_columns_are_gathered_bit_for_bit(columns, place):
+    rng = np.random.default_rng(len(columns))
+    host = rng.integers(0, 1 << 32, (3000, 7), np.uint32).view(np.float32)
+    driver = staging.prepare(0, Watch(0, 60))
+    if place == "host":
+        rows, memory, _ = staging.in_place(host, driver, Watch(host.nbytes, 60), read_only=False)
+    else:
+        rows, memory, _ = staging.to_device(host, driver, Watch(host.nbytes, 60), n_cores=8)
+    for window in (1, 2, 63, 700):
+        decisions, index = made_up_index(len(host), window, rng)
+        index.columns = np.array(columns)
+        windows = np.lib.stride_tricks.sliding_window_view(host, window, axis=0).transpose(0, 2, 1)
+        one, order, first = CudaGather(rows, index, 60), Order(len(decisions), 5, 1), 0
+        for x, _ in one.batches(order, 0, len(decisions), 777):
+            chosen = decisions[order.sample_ids(first, len(x))]
+            right = np.take(windows[chosen - window + 1].copy().view(np.uint32), columns, axis=2)
+            np.testing.assert_array_equal(bits(x), right)
+            first += len(x)
+        assert first == len(decisions)
+        one.close()
+    del rows, memory
+
+
 def test_all_widths_of_copies_occur():
     host = np.zeros((100, 4), np.float32)
     driver = staging.prepare(0, Watch(0, 60))
     vectors = set()
     for n_columns in (1, 2, 4):
         rows, _, _ = staging.to_device(host[:, :n_columns].copy(), driver, Watch(1, 60), n_cores=8)
-        index = SimpleNamespace(window=3, span_rows=np.array([2]), span_ids=np.array([0, 98]), y=None)
+        index = SimpleNamespace(window=3, span_rows=np.array([2]), span_ids=np.array([0, 98]), y=None, **PLAIN)
         one = CudaGather(rows, index, 60)
         vectors.add(one._vector)
         one.close()
@@ -96,7 +153,7 @@ def test_groups_cut_an_epoch_anywhere(monkeypatch):
     host = np.arange(5000, dtype=np.float32).reshape(-1, 1)
     driver = staging.prepare(0, Watch(0, 60))
     rows, _, _ = staging.to_device(host, driver, Watch(1, 60), n_cores=8)
-    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, 5000]), y=None)
+    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, 5000]), y=None, **PLAIN)
     one, order = CudaGather(rows, index, 60), Order(5000, 1)
     right = order.sample_ids(0, 5000)
     for group_nbytes in (1, 400, 4096, 1 << 20):
@@ -120,7 +177,7 @@ def test_the_order_on_the_device_is_numpys(n):
     host = np.arange(n, dtype=np.float32).reshape(-1, 1)
     driver = staging.prepare(0, Watch(0, 60))
     rows, _, _ = staging.to_device(host, driver, Watch(host.nbytes, 60), n_cores=8)
-    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, n]), y=None)
+    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, n]), y=None, **PLAIN)
     one = CudaGather(rows, index, 60)
     for seed, epoch in ((0, 0), (7, 3), ((1 << 64) - 1, (1 << 63) - 1)):
         order = Order(n, seed, epoch)
@@ -138,7 +195,8 @@ def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=
         (
             gather.order_parameters(order), np.int64(first), np.int64(count), np.int64(window), np.int64(row_nbytes),
             cupy.asarray(span_ids), cupy.asarray(span_rows), np.int64(len(span_rows)),
-            cupy.asarray(np.array(bases, np.uint64)), np.int64(base_rows), np.uint64(0), addresses, np.uint64(0),
+            cupy.asarray(np.array(bases, np.uint64)), np.int64(base_rows), np.uint64(0), np.int32(1), addresses,
+            np.uint64(0),
         ),
     )  # fmt: skip
     return addresses.get()
@@ -204,6 +262,83 @@ def test_cpu_device_and_host_serve_the_same_bits(extra, window, batch_size):
         del one, others, other
         for st in stagers:
             st.close()
+
+
+@pytest.mark.parametrize("batch_size", [1, 33, 1000])
+def test_several_targets_are_the_same_bits_everywhere(batch_size):
+    targets = [
+        Target(horizon=1, kind="log_return"),
+        Target(horizon=50, kind="direction"),
+        Target(horizon=5, scale="rank"),
+        Target(horizon=5, scale="volatility"),
+    ]
+    options = {"window": 16, "batch_size": batch_size, "target": targets}
+    places = [("cpu", "auto"), ("cuda", "device"), ("cuda", "host")]
+    stagers = [Stager(bar_table(STEPS), device=device, placement=place, **options) for device, place in places]
+    for one, *others in zip(*(st.batches(1) for st in stagers), strict=True):
+        assert one.y.shape == (len(one), 4)
+        for other in others:
+            np.testing.assert_array_equal(bits(other.x), bits(one.x))
+            np.testing.assert_array_equal(bits(other.y), bits(one.y))
+            np.testing.assert_array_equal(other.y_valid, one.y_valid)
+            np.testing.assert_array_equal(~cupy.isnan(other.y).get(), one.y_valid)
+            np.testing.assert_array_equal(other.label_times, one.label_times)
+    del one, others, other
+    for st in stagers:
+        st.close()
+
+
+@pytest.mark.parametrize("stride", [1, 3, 50])
+@pytest.mark.parametrize("columns", [None, ["close"], ["volume", "low", "open"]])
+def test_strides_and_columns_are_the_same_bits_everywhere(stride, columns):
+    select = Select(stride=stride, columns=columns, max_gap=2)
+    options = {"window": 16, "batch_size": 64, "target": Target(horizon=2), "select": select}
+    places = [("cpu", "auto"), ("cuda", "device"), ("cuda", "host")]
+    stagers = [Stager(bar_table(STEPS), device=device, placement=place, **options) for device, place in places]
+    for one, *others in zip(*(st.batches(1) for st in stagers), strict=True):
+        assert one.x.shape == (len(one), 16, 5 if columns is None else len(columns))
+        for other in others:
+            np.testing.assert_array_equal(bits(other.x), bits(one.x))
+            np.testing.assert_array_equal(bits(other.y), bits(one.y))
+    del one, others, other
+    for st in stagers:
+        st.close()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("columns", [None, ["volume", "low", "extra"]])
+@pytest.mark.parametrize("window", [1, 2, 64, 301])
+@pytest.mark.parametrize(
+    "normalize",
+    ["last", "zscore", stager.Normalize("last", "zscore", "log1p"), stager.Normalize("none", "log1p", "none")],
+)
+def test_windows_are_normalised_alike_everywhere(normalize, window, columns, place):
+    """All but the logarithm bit for bit."""
+    rng = np.random.default_rng(window)
+    n = sum(map(len, STEPS.values()))
+    close = 60_000 + rng.normal(size=n).cumsum()
+    close[100:250] = 60_000.0  # flat windows
+    extra = rng.normal(size=n) * 10.0 ** rng.integers(-30, 30, n)
+    table = bar_table(
+        STEPS,
+        close=close,
+        low=close - 1,
+        high=close + 2,
+        open=close,
+        volume=rng.integers(0, 1 << 40, n) * 1.0,
+        extra=extra,
+    )
+    options = {"window": window, "batch_size": 77, "normalize": normalize, "select": Select(columns=columns)}
+    with (
+        Stager(table, device="cpu", **options) as one,
+        Stager(table, device="cuda", placement=place, **options) as other,
+    ):
+        logs = one._index.methods == 2
+        for mine, theirs in zip(one.batches(1), other.batches(1), strict=True):
+            x = theirs.x.get()
+            np.testing.assert_array_equal(bits(x[:, :, ~logs]), bits(mine.x[:, :, ~logs]))
+            np.testing.assert_array_max_ulp(x[:, :, logs], mine.x[:, :, logs], maxulp=4)
+        del mine, theirs
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -6,9 +6,12 @@ import dataclasses
 import datetime as dt
 import json
 import math
+import zoneinfo
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from bars_fixtures import DAY, MINUTE, START, bar_table, memory_pack
 from hypothesis import given, settings
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 
 from stager.errors import SampleError
 from stager.packs.layout import Pack
-from stager.samples import targets as targets_module
+from stager.samples import labelling
 from stager.samples.index import REASONS, SampleIndex, build_index
 from stager.samples.plan import Plan, describe, make_plan
 from stager.samples.select import Select
@@ -47,6 +50,40 @@ def value_of(target: Target, entry: float, leave: float) -> float | str:
     return found if abs(found) < 3.5e38 else "missing value in the target"
 
 
+def session_of(stamp: int, select: Select) -> dt.date | None:
+    """The day whose hours, of one part and in a zone, hold the instant; None outside."""
+    assert select.session is not None
+    hours, zone = select.session.split()
+    local = dt.datetime.fromtimestamp(stamp / 1e9, zoneinfo.ZoneInfo(zone))
+    start, end = (dt.time(int(clock[:2]), int(clock[3:])) for clock in hours.split("-"))
+    now, day = local.time(), local.date()
+    before_end = now <= end if select.close_inclusive else now < end
+    if start < end:
+        return day if now >= start and before_end else None
+    if now >= start:
+        return day
+    return day - dt.timedelta(days=1) if before_end else None
+
+
+def jumps_into(select: Select, symbol: str, before: int, after: int) -> bool:
+    """Whether a roll or split takes effect after one bar and not after the next."""
+    tables = [table for table in (select.rolls, select.splits) if table is not None]
+    return any(
+        event["symbol"] == symbol and before < event["time"].value <= after and event.get("ratio") != 1
+        for table in tables
+        for event in table.to_pylist()
+    )
+
+
+def is_member(select: Select, symbol: str, decision: int) -> bool:
+    return any(
+        entry["symbol"] == symbol
+        and entry["start"].value <= decision
+        and (entry["end"] is None or decision < entry["end"].value)
+        for entry in select.universe.to_pylist()
+    )
+
+
 def model(
     pack: Pack, window: int, target: Target | None, select: Select
 ) -> tuple[list[tuple[int, Any]], dict[str, int]]:
@@ -54,32 +91,63 @@ def model(
     symbols = [symbol for symbol, count in zip(pack.symbols, pack.counts.tolist(), strict=True) for _ in range(count)]
     times = pack.times.tolist()
     step = pack.interval.nanoseconds
-    run_of = [0]
+    session = [None if select.session is None else session_of(time, select) for time in times]
+    filled = pack.column("is_filled").tolist() if "is_filled" in pack.columns else [0.0] * pack.n_rows
+    # The last real bar of the symbol before each row: a roll or split begins at a real bar.
+    real_before = [
+        max((times[r] for r in range(row) if symbols[r] == symbols[row] and not filled[r]), default=-(2**63))
+        for row in range(pack.n_rows)
+    ]
+    run_of, begins = [0], ["warm-up of the window"]
     for row in range(1, pack.n_rows):
-        is_new = symbols[row] != symbols[row - 1] or (times[row] - times[row - 1]) // step - 1 > select.max_gap
-        run_of.append(run_of[-1] + is_new)
+        begin = None
+        if symbols[row] != symbols[row - 1]:
+            begin = "warm-up of the window"
+        elif not filled[row] and jumps_into(select, symbols[row], real_before[row], times[row]):
+            begin = "roll or split in the window"
+        elif session[row] != session[row - 1]:
+            begin = "session boundary in the window"
+        elif (times[row] - times[row - 1]) // step - 1 > select.max_gap:
+            begin = "gap in the window"
+        run_of.append(run_of[-1] + (begin is not None))
+        if begin:
+            begins.append(begin)
     columns = {name: pack.column(name).tolist() for name in pack.columns}
+    served = pack.columns if select.columns is None else select.columns
     reasons = dict.fromkeys(REASONS, 0)
     samples: list[tuple[int, Any]] = []
     start, end = select.interval or (None, None)
     for row in range(pack.n_rows):
         rows = range(row - window + 1, row + 1)
         decision = dt.datetime.fromtimestamp((times[row] + step) / 1e9, dt.UTC)
+        history = [r for r in range(row + 1) if symbols[r] == symbols[row] and not filled[r]]
         answer: float | str | None = None
         if select.symbols is not None and symbols[row] not in select.symbols:
             answer = "symbol not selected"
         elif (start is not None and decision < start) or (end is not None and decision >= end):
             answer = "outside the interval"
-        elif run_of.count(run_of[row]) < window:
-            answer = "run shorter than the window"
+        elif select.session is not None and session[row] is None:
+            answer = "outside the session"
+        elif len(history) < select.min_history:
+            answer = "history too short"
         elif rows[0] < 0 or run_of[rows[0]] != run_of[row]:
-            answer = "warm-up of the window"
-        elif any(not math.isfinite(columns[name][r]) for name in columns for r in rows):
+            is_short = symbols.count(symbols[row]) < window
+            answer = "symbol shorter than the window" if is_short else begins[run_of[row]]
+        elif select.universe is not None and not is_member(select, symbols[row], times[row] + step):
+            answer = "not in the universe"
+        elif filled[row] and not select.allow_filled:
+            answer = "decision at a filled bar"
+        elif (times[row] + step) // step % select.stride:
+            answer = "not on the stride"
+        elif any(not math.isfinite(columns[name][r]) for name in served for r in rows):
             answer = "missing value in the window"
         elif target is not None:
             leave = row + target.delay + target.horizon
+            used = (leave,) if target.kind == "value" else (row + target.delay, leave)
             if leave >= pack.n_rows or run_of[leave] != run_of[row]:
                 answer = "label beyond the end of the run"
+            elif not select.allow_filled and any(filled[r] for r in used):
+                answer = "entry or exit at a filled bar"
             else:
                 answer = value_of(
                     target, columns[target.price][row + target.delay], columns[target.exit or target.price][leave]
@@ -162,6 +230,8 @@ def cases(draw: st.DrawFn) -> tuple[Pack, int, Target | None, Select]:
     for name in ("volume", "vwap"):  # a column without a value is no column
         if all(map(math.isnan, columns[name])):
             columns[name][0] = 1.0
+    if draw(st.booleans()):
+        columns["is_filled"] = random.choice([0.0, 0.0, 0.0, 1.0], len(close)).tolist()
     pack = memory_pack(steps, **columns)
     symbols = draw(st.none() | st.none() | st.lists(st.sampled_from(sorted(steps)), min_size=1, unique=True))
 
@@ -172,7 +242,40 @@ def cases(draw: st.DrawFn) -> tuple[Pack, int, Target | None, Select]:
 
     start, end = bound(), bound()
     interval = None if start is not None and end is not None and start >= end else (start, end)
-    return pack, window, target, Select(symbols=symbols, interval=interval, max_gap=draw(st.sampled_from([0, 0, 1, 2])))
+    options: dict[str, Any] = {"max_gap": draw(st.sampled_from([0, 0, 1, 2]))}
+    if draw(st.booleans()):
+        options |= selections(draw, random, pack)
+    return pack, window, target, Select(symbols=symbols, interval=interval, **options)
+
+
+def selections(draw: st.DrawFn, random: np.random.Generator, pack: Pack) -> dict[str, Any]:
+    """Some of the further selections."""
+
+    def instants(n: int) -> pa.Array:
+        return pa.array(START + random.integers(-2, 60, n) * MINUTE, pa.timestamp("ns", "UTC"))
+
+    def some(n: int) -> list[str]:
+        return ["A", *random.choice([*pack.symbols, "ZZ", pack.symbols[0]], n).tolist()][-n:] if n else []
+
+    options: dict[str, Any] = {}
+    if draw(st.booleans()):
+        hours = draw(st.sampled_from(["00:05-00:20 UTC", "19:10-19:00 America/New_York", "05:30-06:00 Asia/Kolkata"]))
+        options |= {"session": hours, "close_inclusive": draw(st.booleans())}
+    if draw(st.booleans()):
+        options["rolls"] = pa.table({"symbol": [*some(3), pack.symbols[0]], "time": instants(4)})
+    if draw(st.booleans()):
+        ratios = [2.0, 1.0, 0.1]
+        options["splits"] = pa.table({"symbol": [*some(2), pack.symbols[0]], "time": instants(3), "ratio": ratios})
+    if draw(st.booleans()):
+        starts = instants(4)
+        lengths = pa.array(random.integers(1, 30, 4) * MINUTE, pa.duration("ns"))
+        ends = pc.if_else(pa.array([True, True, False, True]), pc.add(starts, lengths), None)
+        options["universe"] = pa.table({"symbol": [*some(3), pack.symbols[0]], "start": starts, "end": ends})
+    options["stride"] = draw(st.sampled_from([1, 1, 2, 5]))
+    options["min_history"] = draw(st.sampled_from([0, 0, 1, 3, 30, 2**70]))
+    options["columns"] = draw(st.sampled_from([None, ("close",), ("vwap", "open"), pack.columns]))
+    options["allow_filled"] = draw(st.booleans())
+    return options
 
 
 @settings(deadline=None, max_examples=400)
@@ -183,7 +286,7 @@ def test_equals_the_model(case: tuple[Pack, int, Target | None, Select]) -> None
 
 @pytest.mark.parametrize("size", [1, 3, 8])
 def test_chunks_of_rows_have_no_seam(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr(targets_module, "_CHUNK_ROWS", size)
+    monkeypatch.setattr(labelling, "_CHUNK_ROWS", size)
     pack = memory_pack({"A": range(9), "B": [0, 1, 2, 5, 6, 7, 8], "C": range(4)})
     for delay, horizon in ((0, 1), (1, 2), (2, 3), (20, 1)):
         assert_equals_the_model(pack, 2, Target(delay=delay, horizon=horizon), Select())
@@ -311,7 +414,7 @@ PACK = memory_pack({"A": range(10), "B": [0, 1, 2, 7, 8]})
         (2, None, {"symbols": ()}, r"no sample in 15 rows: widen the selection.*15 rows: symbol not selected"),
         (2, None, {"interval": ("2025-01-01", None)}, "15 rows: outside the interval"),
         (2, None, {"interval": (None, "2023-12-31")}, "15 rows: outside the interval"),
-        (5, None, {"symbols": ("B",)}, "5 rows: run shorter than the window|5 rows: symbol"),
+        (5, None, {"symbols": ("B",)}, "5 rows: gap in the window|2 rows: gap in the window"),
     ],
 )
 def test_samples_that_are_refused(window: Any, target: Target | None, select: dict[str, Any], words: str) -> None:
