@@ -8,6 +8,7 @@ from stager.bars.options import ReadOptions
 from stager.bars.read import read
 from stager.batches.arrays import StagedArrays, stage_arrays
 from stager.batches.batch import Batch
+from stager.batches.folds import Fold
 from stager.batches.resident import Resident, stage
 from stager.batches.stager import Stager
 from stager.errors import StagerError
@@ -15,6 +16,7 @@ from stager.packs.layout import Pack, open_pack
 from stager.packs.packing import pack
 from stager.packs.verify import verify
 from stager.samples.plan import Plan
+from stager.samples.schemes import Combinatorial, PurgedKFold, WalkForward
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
@@ -24,8 +26,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Arena",
     "Batch",
+    "Combinatorial",
+    "Fold",
     "Pack",
     "Plan",
+    "PurgedKFold",
     "ReadOptions",
     "Resident",
     "Select",
@@ -33,6 +38,7 @@ __all__ = [
     "Stager",
     "StagerError",
     "Target",
+    "WalkForward",
     "open_pack",
     "pack",
     "read",

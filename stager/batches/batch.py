@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
 from stager.samples.order import Order
 from stager.samples.targets import Target
+from stager.samples.uniqueness import uniqueness
 
 
 class Batch:
@@ -62,6 +64,14 @@ class Batch:
         return self._about.label_times(self.sample_ids)
 
     @property
+    def weight(self) -> npt.NDArray[np.float32]:
+        """(size,) float32 on the host: average uniqueness of the label among those of its symbol, of mean 1.
+
+        Over all samples of the Stager, so for ``fold.train`` over those that the purge left; 1 without a target.
+        """
+        return self._about.weights(self.sample_ids)
+
+    @property
     def valid(self) -> npt.NDArray[np.bool_]:
         """(size,) bool: false for padding."""
         return np.ones(len(self), bool)
@@ -72,6 +82,7 @@ class About:
 
     def __init__(self, pack: Pack, index: SampleIndex, target: Target | None) -> None:
         self._pack, self._index, self._target = pack, index, target
+        self.ends = None if target is None else self._ends
 
     def symbols(self, ids: npt.NDArray[np.int64]) -> list[str]:
         owners = np.searchsorted(self._pack.first_rows, self._index.rows(ids), side="right") - 1
@@ -83,6 +94,17 @@ class About:
     def label_times(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.datetime64] | None:
         if self._target is None:
             return None
-        exits = self._index.rows(ids) + self._target.reach
-        known = self._pack.times[exits] if self._target.exit_column == "open" else self._pack.available_at(exits)
-        return known.view("datetime64[ns]")
+        return self._ends(self._index.rows(ids)).view("datetime64[ns]")
+
+    def weights(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        return self._weights[self._index.rows(ids)]
+
+    @cached_property
+    def _weights(self) -> npt.NDArray[np.float32]:
+        return uniqueness(self._pack, self._index, self.ends)
+
+    def _ends(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """When the last label of each decision row becomes known."""
+        assert self._target is not None
+        exits = rows + self._target.reach
+        return self._pack.times[exits] if self._target.exit_column == "open" else self._pack.available_at(exits)

@@ -13,6 +13,8 @@ from stager.samples.targets import Target
 GAPS = (0, 1, 5, 30)
 # Reasons that the user chose.
 SELECTION = ("symbol not selected", "outside the interval")
+# Of a fold, those that the fold has not: what bars lose is told by the plan of the whole set.
+OF_THE_FOLD = ("purge", "embargo")
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,14 @@ class Plan:
     reasons : dict of str to int
         Rows that end no sample, by reason; with `n_samples` they add up to `n_rows`.
     samples_at_gap : dict of int to int
-        Complete windows with room for the label if runs could span so many missing bars.
+        Complete windows with room for the label if runs could span so many missing bars; empty for a fold.
     rows_nbytes, tables_nbytes, batch_nbytes : int
         The staged rows, the sample tables of this Stager, and one batch.
     device, placement : str
     path : str
         How the rows came to their place.
+    fold : str
+        Which part of which fold; empty for the whole set.
     """
 
     n_rows: int
@@ -57,21 +61,27 @@ class Plan:
     device: str
     placement: str
     path: str
+    fold: str = ""
 
     @property
     def usable(self) -> float:
-        """Share of the selected rows that end a sample."""
-        selected = self.n_rows - sum(self.reasons[reason] for reason in SELECTION)
-        return self.n_samples / selected
+        """Share of the selected rows that end a sample; of a fold, of the samples in its intervals."""
+        return self.n_samples / (self.n_samples + sum(self._lost.values()))
+
+    @property
+    def _lost(self) -> dict[str, int]:
+        if self.fold:
+            return {reason: self.reasons[reason] for reason in OF_THE_FOLD}
+        return {reason: n for reason, n in self.reasons.items() if reason not in SELECTION}
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should look at before training."""
         if self.usable >= 0.7:
             return ()
-        lost = {reason: n for reason, n in self.reasons.items() if reason not in SELECTION}
-        worst = max(lost, key=lambda reason: lost[reason])
-        return (f"only {self.usable:.0%} of the selected rows end a sample; most are lost to: {worst}",)
+        worst = max(self._lost, key=lambda reason: self._lost[reason])
+        rows = "samples of the fold are left" if self.fold else "selected rows end a sample"
+        return (f"only {self.usable:.0%} of the {rows}; most are lost to: {worst}",)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
@@ -79,14 +89,19 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [
+            *((("fold", self.fold),) if self.fold else ()),
             ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
-            ("usable", f"{self.usable:.1%} of the selected rows"),
+            ("usable", f"{self.usable:.1%} of the {'samples of the fold' if self.fold else 'selected rows'}"),
             ("window", f"{self.window} rows of {', '.join(self.columns)}"),
             ("target", self.target),
             ("batches", f"{self.n_batches:,} of {self.batch_size} an epoch, {format_nbytes(self.batch_nbytes)} each"),
             ("runs", f"{self.n_runs:,}, the longest of {self.longest_run:,} rows"),
             *((f"- {reason}", f"{n:,} rows") for reason, n in self.reasons.items() if n),
-            ("at max_gap", ", ".join(f"{gap}: {n:,}" for gap, n in self.samples_at_gap.items())),
+            *(
+                (("at max_gap", ", ".join(f"{gap}: {n:,}" for gap, n in self.samples_at_gap.items())),)
+                if self.samples_at_gap
+                else ()
+            ),
             ("memory", f"{format_nbytes(self.rows_nbytes)} rows, {format_nbytes(self.tables_nbytes)} tables"),
             ("device", f"{self.device}, placement {self.placement} ({self.path})"),
             *(("warning", text) for text in self.warnings),
@@ -114,6 +129,7 @@ def make_plan(
     device: str,
     placement: str,
     path: str,
+    fold: str = "",
 ) -> Plan:
     """The plan of a Stager; touches no device."""
     reach = 0 if target is None else target.reach
@@ -129,11 +145,12 @@ def make_plan(
         columns=pack.columns,
         target=describe(target),
         reasons=dict(index.reasons),
-        samples_at_gap={gap: index.at_gap(gap, reach) for gap in GAPS},
+        samples_at_gap={} if fold else {gap: index.at_gap(gap, reach) for gap in GAPS},
         rows_nbytes=pack.rows.nbytes,
         tables_nbytes=index.nbytes,
         batch_nbytes=batch_size * (index.window * len(pack.columns) + (target is not None)) * 4,
         device=device,
         placement=placement,
         path=path,
+        fold=fold,
     )

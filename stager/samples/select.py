@@ -61,12 +61,13 @@ class Select:
         start, end = self.interval or (None, None)
         limits = np.iinfo(np.int64)
         return (
-            limits.min if start is None else _nanoseconds(start),
-            limits.max if end is None else _nanoseconds(end),
+            limits.min if start is None else nanoseconds(start),
+            limits.max if end is None else nanoseconds(end),
         )
 
 
-def _nanoseconds(instant: Any) -> int:
+def nanoseconds(instant: Any) -> int:
+    """Nanoseconds since 1970 UTC of an instant written as in :class:`Select`; raises SampleError if it is none."""
     try:
         moment = dt.datetime.fromisoformat(instant) if isinstance(instant, str) else instant
     except ValueError:
