@@ -25,6 +25,9 @@ class Fold:
     number : int
         From 0.
     n_folds : int
+    scheme : WalkForward, PurgedKFold or Combinatorial
+    interval : Interval
+        Of the bars.
     zones : tuple of Zone
         What happens to which samples, by time.
     """
@@ -38,7 +41,8 @@ class Fold:
         serve: Callable[[SampleIndex, str, Literal["train", "test"]], Stager],
     ) -> None:
         self.number, self.n_folds, self.zones = samples.number, samples.n_folds, samples.zones
-        self._pack, self._index, self._samples, self._scheme, self._serve = pack, index, samples, scheme, serve
+        self.scheme, self.interval = scheme, pack.interval
+        self._pack, self._index, self._samples, self._serve = pack, index, samples, serve
 
     @cached_property
     def train(self) -> Stager:
@@ -58,13 +62,13 @@ class Fold:
 
     def describe(self) -> str:
         """A table for people: what trains, tests and is left out, by time. Instants are decisions, UTC."""
-        embargo = embargo_of(self._scheme)
+        embargo = embargo_of(self.scheme)
         after = "the clock span of each window" if embargo is None else duration_text(embargo)
         tested = self._samples.of("test")[0].last
         if not any(zone.last > tested for zone in self.zones if zone.kind != "test"):
             after = "no training follows a test"
         lines = [
-            ("fold", f"{self._name}: {self._scheme}"),
+            ("fold", f"{self._name}: {self.scheme}"),
             *((zone.kind, self._tell(zone)) for zone in self.zones),
             ("embargo is", after),
             ("samples", ", ".join(f"{kind} {n:,}" for kind, n in self.counts.items())),
@@ -77,7 +81,7 @@ class Fold:
         return {
             "number": self.number,
             "n_folds": self.n_folds,
-            "scheme": str(self._scheme),
+            "scheme": str(self.scheme),
             "samples": self.counts,
             "zones": [
                 {

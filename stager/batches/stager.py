@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from stager.batches.batch import About, Batch
-from stager.batches.configured import read_arguments
+from stager.batches.configured import read_arguments, read_scheme
 from stager.batches.folds import Fold
 from stager.batches.gathers import make_gather
 from stager.batches.provenance import locate, newest, to_table
@@ -64,6 +64,8 @@ class Stager:
     ...         for batch in st.batches(epoch):
     ...             train(batch.x, batch.y)
     """
+
+    _scheme: Scheme | None = None
 
     def __init__(
         self,
@@ -137,7 +139,7 @@ class Stager:
         ----------
         path : str or Path
             ``source``, a path relative to the file, and tables ``[batches]``, ``[target]``, ``[select]``,
-            ``[staging]``; see ``configs/default.toml``.
+            ``[split]``, ``[staging]``; see ``configs/default.toml``.
         **overrides
             Arguments of :class:`Stager`.
 
@@ -145,16 +147,16 @@ class Stager:
         ------
         ConfigError
         """
+        scheme = read_scheme(path)
         source, arguments, staging = read_arguments(path, overrides)
-        if staging is None:
-            return cls(source, **arguments)
-        resident = stage_as(source, staging)
+        resident = source if staging is None else stage_as(source, staging)
         try:
             made = cls(resident, **arguments)
         except BaseException:
-            resident.close()
+            if staging is not None:
+                resident.close()
             raise
-        made._owned = True
+        made._owned, made._scheme = staging is not None, scheme
         return made
 
     @property
@@ -221,12 +223,13 @@ class Stager:
         decision = int(self._index.rows(np.array([self.sample_id(epoch, batch, sample)]))[0])
         return rows[decision - self.window + 1 : decision + 1]
 
-    def split(self, scheme: Scheme) -> list[Fold]:
+    def split(self, scheme: Scheme | None = None) -> list[Fold]:
         """Folds over decision time; all of them, and this Stager, serve from the same rows.
 
         Parameters
         ----------
-        scheme : WalkForward, PurgedKFold or Combinatorial
+        scheme : WalkForward, PurgedKFold or Combinatorial, optional
+            Default: that of the configuration's table ``[split]``.
 
         Returns
         -------
@@ -239,6 +242,12 @@ class Stager:
         SampleError
             If a fold has no sample to train or to test on.
         """
+        scheme = self._scheme if scheme is None else scheme
+        if not isinstance(scheme, Scheme):
+            raise SampleError(
+                f"split() got {scheme!r}; give WalkForward(5), PurgedKFold(5) or Combinatorial(10, 2), or write a "
+                f"table [split] into the configuration"
+            )
         pack, index = self.resident.pack, self._index
         folds = cut_folds(pack, index, self._about.ends, scheme)
         return [Fold(pack, index, fold, scheme, self._part) for fold in folds]

@@ -34,8 +34,8 @@ class Plan:
         Rows that end no sample, by reason; with `n_samples` they add up to `n_rows`.
     samples_at_gap : dict of int to int
         Complete windows with room for the label if runs could span so many missing bars; empty for a fold.
-    rows_nbytes, tables_nbytes, batch_nbytes : int
-        The staged rows, the sample tables of this Stager, and one batch.
+    rows_nbytes, tables_nbytes, batch_nbytes, disk_nbytes : int
+        The staged rows, the sample tables of this Stager, one batch, and the files of the pack.
     device, placement : str
     path : str
         How the rows came to their place.
@@ -58,6 +58,7 @@ class Plan:
     rows_nbytes: int
     tables_nbytes: int
     batch_nbytes: int
+    disk_nbytes: int
     device: str
     placement: str
     path: str
@@ -87,8 +88,9 @@ class Plan:
         """Everything as plain values, for JSON."""
         return {**asdict(self), "usable": self.usable, "warnings": list(self.warnings)}
 
-    def __str__(self) -> str:
-        lines = [
+    def lines(self) -> list[tuple[str, str]]:
+        """The table for people."""
+        return [
             *((("fold", self.fold),) if self.fold else ()),
             ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
             ("usable", f"{self.usable:.1%} of the {'samples of the fold' if self.fold else 'selected rows'}"),
@@ -102,10 +104,17 @@ class Plan:
                 if self.samples_at_gap
                 else ()
             ),
-            ("memory", f"{format_nbytes(self.rows_nbytes)} rows, {format_nbytes(self.tables_nbytes)} tables"),
+            (
+                "memory",
+                f"{format_nbytes(self.rows_nbytes)} rows, {format_nbytes(self.tables_nbytes)} tables; "
+                f"{format_nbytes(self.disk_nbytes)} on disk",
+            ),
             ("device", f"{self.device}, placement {self.placement} ({self.path})"),
             *(("warning", text) for text in self.warnings),
         ]
+
+    def __str__(self) -> str:
+        lines = self.lines()
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
@@ -148,6 +157,7 @@ def make_plan(
         samples_at_gap={} if fold else {gap: index.at_gap(gap, reach) for gap in GAPS},
         rows_nbytes=pack.rows.nbytes,
         tables_nbytes=index.nbytes,
+        disk_nbytes=sum(file.size_nbytes for part in pack.manifest.segments for file in part.files.values()),
         batch_nbytes=batch_size * (index.window * len(pack.columns) + (target is not None)) * 4,
         device=device,
         placement=placement,

@@ -176,6 +176,12 @@ def test_the_split_of_a_fold_is_nested(one):
             assert part.plan.n_samples + sum(part.plan.reasons.values()) == part.plan.n_rows
 
 
+@pytest.mark.parametrize("scheme", [None, 5, "walk_forward", WalkForward])
+def test_what_is_no_scheme_is_refused(one, scheme):
+    with pytest.raises(SampleError, match=r"give WalkForward\(5\).*table \[split\]"):
+        one.split(scheme)
+
+
 def test_a_configured_set_can_be_split(tmp_path):
     stager.pack(bar_table(STEPS), tmp_path / "bars.pack")
     (tmp_path / "x.toml").write_text('source = "bars.pack"\n[batches]\nwindow = 7\nbatch_size = 8\n')
