@@ -25,18 +25,17 @@ def locate(pack: Pack, index: SampleIndex, symbol: str, time: Any) -> int:
         raise SampleError(f"the pack has no symbol {symbol!r}; it has {len(pack.symbols):,}: {_some(pack.symbols)}")
     number = pack.symbols.index(symbol)
     first = int(pack.first_rows[number])
-    decisions = pack.interval.available(pack.times[first : first + int(pack.counts[number])])
-    place = int(np.searchsorted(decisions, decision))
-    if place == len(decisions) or decisions[place] != decision:
-        near = decisions[max(0, place - 1) : place + 1].view("datetime64[ns]")
+    times = pack.times[first : first + int(pack.counts[number])]
+    place = int(np.searchsorted(times, pack.interval.opened(np.array([decision])))[0])
+    near = pack.interval.available(times[max(0, place - 1) : place + 1]).view("datetime64[ns]")
+    if place == len(times) or near[-1] != np.datetime64(decision, "ns"):
         raise SampleError(
             f"{symbol} has no bar that closes at {np.datetime64(decision, 'ns')}Z; next to it are "
             f"{', '.join(f'{instant}Z' for instant in near)}. A decision is the close of its bar"
         )
     row = first + place
-    # The spans of a test are in the order of time, so the one before in this order need not hold the row.
-    order = np.argsort(index.span_rows, kind="stable")
-    span = int(order[np.searchsorted(index.span_rows[order], row, side="right") - 1])
+    order = index.spans_by_row
+    span = int(order[np.searchsorted(index.span_rows, row, side="right", sorter=order) - 1])
     sample = int(index.span_ids[span]) + row - int(index.span_rows[span])
     if not int(index.span_ids[span]) <= sample < int(index.span_ids[span + 1]):
         raise SampleError(
@@ -53,7 +52,7 @@ def newest(pack: Pack, index: SampleIndex, target: Any) -> SampleIndex:
             "latest() is for a Stager with target=None: with a target, windows whose label is not known yet are none "
             "of its samples"
         )
-    order = np.argsort(index.span_rows, kind="stable")
+    order = index.spans_by_row
     first = index.span_rows[order]
     spans = np.searchsorted(first, pack.first_rows + pack.counts) - 1
     lasts = first + np.diff(index.span_ids)[order] - 1
@@ -105,12 +104,15 @@ def _instants(values: npt.NDArray[np.int64]) -> pa.Array[Any]:
 
 def _on_host(predictions: Any) -> npt.NDArray[Any]:
     """A NumPy array of numbers."""
+    if isinstance(predictions, (list, tuple)) and any(getattr(one, "ndim", 0) for one in predictions):
+        raise SampleError("predictions are a list of arrays, as of batches; concatenate them into one array")
     if hasattr(predictions, "detach"):
         predictions = predictions.detach().cpu()
-    values = predictions.get() if hasattr(predictions, "get") else np.asarray(predictions)
+    values = predictions.get() if hasattr(predictions, "device") and hasattr(predictions, "get") else predictions
+    values = np.asarray(values)
     if values.dtype.kind not in "biuf":
         raise SampleError(f"predictions are of {values.dtype}; to_table takes numbers")
-    return np.asarray(values)
+    return values
 
 
 def _some(symbols: tuple[str, ...]) -> str:

@@ -70,6 +70,11 @@ class SampleIndex:
         """Bytes of the tables, target included."""
         return self.span_rows.nbytes + self.span_ids.nbytes + (0 if self.y is None else self.y.nbytes)
 
+    @cached_property
+    def spans_by_row(self) -> IntArray:
+        """(n_spans,) int64: the spans in the order of their rows; that of their samples may be another."""
+        return np.argsort(self.span_rows, kind="stable")
+
     def rows(self, ids: IntArray) -> IntArray:
         """Decision rows of samples, int64, shape of `ids`."""
         spans = np.searchsorted(self.span_ids, ids, side="right") - 1

@@ -330,6 +330,8 @@ def test_predictions_of_a_test_are_those_of_its_batches(one):
 def test_predictions_that_do_not_fit_are_refused(one, shape):
     with pytest.raises(SampleError, match="predictions have shape"):
         one.to_table(np.zeros(shape))
+    with pytest.raises(SampleError, match="concatenate them"):
+        one.to_table([batch.y for batch in one.batches()])
     with pytest.raises(SampleError, match="takes numbers"):
         one.to_table(np.array(["up"] * one.n_samples))
 
@@ -367,6 +369,19 @@ def test_the_newest_window_skips_what_is_no_window():
 def test_with_a_target_there_is_no_newest_window(one):
     with pytest.raises(SampleError, match="target=None"):
         one.latest()
+
+
+def test_samples_of_months_are_located():
+    months = (np.datetime64("2020-01") + np.arange(12)).astype("datetime64[ns]").astype(np.int64)
+    pack = memory_pack({"M": (months - START).tolist()}, interval="1mo", unit=1)
+    with Stager(pack, window=2, batch_size=4, device="cpu") as one:
+        for batch in one.batches():
+            for time, sample in zip(batch.times, batch.sample_ids, strict=True):
+                assert one.locate("M", time) == sample
+        assert one.locate("M", "2020-03-01") == 0
+        with pytest.raises(SampleError, match="no bar that closes at"):
+            one.locate("M", "2020-03-02")
+        assert [fold.test.n_samples for fold in one.split(WalkForward(2))] == [3, 3]
 
 
 def test_days_are_told_as_dates():

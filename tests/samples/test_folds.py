@@ -18,7 +18,7 @@ from stager.packs.layout import Pack
 from stager.samples import folds as folds_module
 from stager.samples.folds import FOLD_REASONS, FoldSamples, cut_folds, distinct, in_time
 from stager.samples.index import SampleIndex, build_index
-from stager.samples.schemes import Combinatorial, PurgedKFold, Scheme, WalkForward
+from stager.samples.schemes import Combinatorial, Division, PurgedKFold, Scheme, WalkForward
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
@@ -342,3 +342,21 @@ def test_folds_that_have_no_samples_are_refused(scheme: Scheme, words: str) -> N
     ends = lambda rows: pack.available_at(rows) + 3 * MINUTE  # noqa: E731
     with pytest.raises(SampleError, match=words):
         cut_folds(pack, build_index(pack, 1, None, Select()), ends, scheme)
+
+
+def test_the_drawing_of_purge_and_embargo() -> None:
+    """The numbers of docs/samples.md; bar i is decided at minute i + 1, so decision 100 is that of bar 99."""
+    pack = memory_pack({"A": range(212)})
+    target = Target(delay=1, horizon=3)
+    index = build_index(pack, 4, target, Select())
+    edges = np.array([START + minute * MINUTE for minute in (4, 100, 108, 300)])
+    scheme = PurgedKFold(3)
+    division = Division(edges, ((np.array([0, 2]), np.array([1])),))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PurgedKFold, "divide", lambda self, instants: division)
+        (fold,) = cut_folds(pack, index, label_ends(pack, target), scheme)
+    told = [(zone.kind, (zone.first - START) // MINUTE, (zone.last - START) // MINUTE) for zone in fold.zones]
+    assert told == [
+        ("train", 4, 96), ("purge", 97, 99), ("test", 100, 107), ("purge", 108, 110), ("embargo", 111, 114),
+        ("train", 115, 208),
+    ]  # fmt: skip
