@@ -10,7 +10,7 @@ from stager.samples.index import SampleIndex
 
 
 def make_gather(resident: Resident, index: SampleIndex, like: Any = None) -> Any:
-    """The gather for the rows' device; on a GPU it shares the targets of `like`, where they are the same."""
+    """The gather for the rows' device; on a GPU it shares memory with `like`, one over the same rows."""
     if resident.device.index is None:
         return HostGather(resident.rows, index)
     from stager.cuda.gather import CudaGather

@@ -97,7 +97,7 @@ class CudaGather:
     stall_timeout : float
         Seconds, for that copy.
     like : CudaGather, optional
-        Another one over the same rows; the targets on the device are shared where they are the same.
+        Another one over the same rows; memory for groups is shared with it, and the targets where they are the same.
     """
 
     def __init__(self, rows: Any, index: Tables, stall_timeout: float, like: CudaGather | None = None) -> None:
@@ -105,7 +105,8 @@ class CudaGather:
         self._device = cupy.cuda.Device(device)
         self._kernels = kernels(device)
         self._window = index.window
-        self._pool = cupy.cuda.MemoryPool()
+        # One pool for all, or every fold would keep groups of its own.
+        self._pool = cupy.cuda.MemoryPool() if like is None else like._pool
         self._events: dict[tuple[int, int], Any] = {}
         n_columns = rows.shape[1]
         self._sample_shape = (index.window, n_columns)

@@ -74,7 +74,8 @@ def test_the_table_tells_the_same(folder: Path) -> None:
     lines = dict(line.split("  ", 1) for line in result.stdout.splitlines()[1:])
     assert result.stdout.startswith("plan of bars.pack\n")
     assert lines["samples"].strip() == "336 of 375 rows, 2 symbols"
-    assert lines["- warm-up of the window"].strip() == "27 rows"
+    told = {name: text.strip() for name, text in lines.items() if name.startswith("- ")}
+    assert told == {f"- {reason}": f"{n:,} rows" for reason, n in as_json()["plan"]["reasons"].items() if n}
     assert "nothing is staged yet" in lines["device"]
     assert "split" not in lines
 

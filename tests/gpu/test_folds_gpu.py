@@ -56,6 +56,8 @@ def test_all_folds_use_the_rows_and_targets_of_the_whole_set():
         for part in (fold.train, fold.test):
             assert part.resident.rows.data.ptr == rows
             assert part._gather._y.data.ptr == y
+            list(part.batches())
+            assert part._gather._pool is st._gather._pool
     # The targets live for as long as one of their users.
     kept = list(folds[0].test.batches())
     st.close()
