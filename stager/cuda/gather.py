@@ -106,7 +106,7 @@ class CudaGather:
         self._kernels = kernels(device)
         self._window = index.window
         # One pool for all, or every fold would keep groups of its own.
-        self._pool = cupy.cuda.MemoryPool() if like is None else like._pool
+        self._pool: Any = cupy.cuda.MemoryPool() if like is None else like._pool
         self._events: dict[tuple[int, int], Any] = {}
         n_columns = rows.shape[1]
         self._sample_shape = (index.window, n_columns)
