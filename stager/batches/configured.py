@@ -10,11 +10,10 @@ import msgspec
 from stager.batches.resident import Resident, StagingOptions
 from stager.config import read_toml, resolve
 from stager.errors import ConfigError
-from stager.samples.schemes import SCHEMES, Scheme
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
-_TABLES = {"source", "batches", "target", "select", "split", "staging", "arena", "overflow"}
+_TABLES = {"source", "batches", "target", "select", "staging", "split", "arena", "overflow"}
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,28 +24,6 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     shuffle: Literal["full"] | bool = "full"
     last: Literal["keep", "drop"] = "keep"
-
-
-class _SchemeName(msgspec.Struct, frozen=True):
-    scheme: str
-
-
-def read_scheme(path: str | Path) -> Scheme | None:
-    """The scheme of table ``[split]``; None without the table.
-
-    Raises
-    ------
-    ConfigError, SampleError
-        If it names no scheme, or a value of the scheme is not allowed.
-    """
-    table = read_toml(path).get("split")
-    if table is None:
-        return None
-    named = {name: table[name] for name in table if name == "scheme"} if isinstance(table, dict) else table
-    name = resolve(_SchemeName, "split", toml=named).scheme
-    if name not in SCHEMES:
-        raise ConfigError(f"[split] scheme is {name!r}; there are: {', '.join(SCHEMES)}")
-    return resolve(SCHEMES[name], "split", toml={name: value for name, value in table.items() if name != "scheme"})
 
 
 def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, dict[str, Any], StagingOptions | None]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from stager.batches.configured import read_arguments, read_scheme
+from stager.batches.configured import read_arguments
 from stager.batches.folds import Fold
 from stager.batches.resident import PackSource, StagingOptions
 from stager.batches.stager import Stager
 from stager.samples.plan import Plan
+from stager.samples.schemes import read_scheme
 
 
 @dataclass(frozen=True)

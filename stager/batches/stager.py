@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from stager.batches.batch import About, Batch
-from stager.batches.configured import read_arguments, read_scheme
+from stager.batches.configured import read_arguments
 from stager.batches.folds import Fold
 from stager.batches.gathers import make_gather
 from stager.batches.provenance import locate, newest, to_table
@@ -22,7 +22,7 @@ from stager.samples.folds import cut_folds
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.order import Order
 from stager.samples.plan import Plan, make_plan
-from stager.samples.schemes import Scheme
+from stager.samples.schemes import Scheme, read_scheme
 from stager.samples.select import Select
 from stager.samples.targets import Target
 

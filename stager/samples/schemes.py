@@ -8,11 +8,14 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from stager.bars.interval import Interval
+from stager.config import read_toml, resolve
 from stager.errors import ConfigError, SampleError
 from stager.samples.runs import IntArray
 
@@ -204,6 +207,28 @@ SCHEMES: dict[str, type[Scheme]] = {
     "purged_kfold": PurgedKFold,
     "combinatorial": Combinatorial,
 }
+
+
+class _SchemeName(msgspec.Struct, frozen=True):
+    scheme: str
+
+
+def read_scheme(path: str | Path) -> Scheme | None:
+    """The scheme of table ``[split]``; None without the table.
+
+    Raises
+    ------
+    ConfigError, SampleError
+        If it names no scheme, or a value of the scheme is not allowed.
+    """
+    table = read_toml(path).get("split")
+    if table is None:
+        return None
+    named = {name: table[name] for name in table if name == "scheme"} if isinstance(table, dict) else table
+    name = resolve(_SchemeName, "split", toml=named).scheme
+    if name not in SCHEMES:
+        raise ConfigError(f"[split] scheme is {name!r}; there are: {', '.join(SCHEMES)}")
+    return resolve(SCHEMES[name], "split", toml={name: value for name, value in table.items() if name != "scheme"})
 
 
 def embargo_of(scheme: Scheme) -> int | None:
