@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,4 +84,15 @@ def nanoseconds(instant: Any) -> int:
         raise SampleError(f"{instant!r} lies outside the years {FIRST_YEAR} to {LAST_YEAR}; None leaves an end open")
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)
-    return int(np.datetime64(moment.astimezone(dt.UTC).replace(tzinfo=None), "ns").astype(np.int64))
+    return int(np.datetime64(moment.astimezone(dt.UTC).replace(tzinfo=None), "ns").astype(np.int64)) + _below(instant)
+
+
+def _below(instant: Any) -> int:
+    """The nanoseconds of an instant below its microseconds, which datetime does not know."""
+    if isinstance(instant, np.datetime64):
+        return int((instant - instant.astype("datetime64[us]")) / np.timedelta64(1, "ns"))
+    if isinstance(instant, str):
+        digits = re.search(r"[.,]\d{6}(\d{1,3})", instant)
+        return int(digits[1].ljust(3, "0")) if digits else 0
+    # pandas has it.
+    return int(getattr(instant, "nanosecond", 0))

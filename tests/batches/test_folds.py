@@ -384,6 +384,16 @@ def test_samples_of_months_are_located():
         assert [fold.test.n_samples for fold in one.split(WalkForward(2))] == [3, 3]
 
 
+def test_samples_of_nanoseconds_are_located_and_told():
+    pack = memory_pack({"A": range(200)}, interval="100ns", unit=100)
+    with Stager(pack, window=2, batch_size=16, target=Target(horizon=1), device="cpu") as one:
+        for batch in one.batches():
+            for time, sample in zip(batch.times, batch.sample_ids, strict=True):
+                assert one.locate("A", time) == one.locate("A", f"{time}Z") == sample
+        fold = one.split(PurgedKFold(4))[1]
+        assert "2024-01-01 00:00:00.0000052Z" in fold.describe()
+
+
 def test_days_are_told_as_dates():
     pack = memory_pack({"A": range(60)}, interval="1d", unit=DAY)
     with Stager(pack, window=5, batch_size=8, target=Target(horizon=1), device="cpu") as one:
