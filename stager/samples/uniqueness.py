@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -31,7 +33,9 @@ def uniqueness(pack: Pack, index: SampleIndex, ends: LabelEnds | None) -> npt.ND
         The weights, of mean 1 over the samples; 0 for rows that end no sample.
     """
     weights = np.zeros(pack.n_rows, np.float32)
-    rows = np.sort(index.rows_between(0, index.n_samples))
+    order = index.spans_by_row
+    span_ids = np.append(0, np.cumsum(np.diff(index.span_ids)[order]))
+    rows = replace(index, span_rows=index.span_rows[order], span_ids=span_ids).rows_between(0, index.n_samples)
     if ends is None:
         weights[rows] = 1
         return weights
