@@ -11,6 +11,7 @@ from stager.cli.arena_report import arena_report
 from stager.cli.info import info
 from stager.cli.output import fail
 from stager.cli.pack import pack
+from stager.cli.plan import plan
 from stager.cli.smoke import smoke
 from stager.cli.verify import verify
 from stager.errors import StagerError
@@ -39,5 +40,5 @@ def main() -> None:
     """Stage market bars on the GPU once; train at memory speed."""
 
 
-for _command in (arena_report, info, pack, smoke, verify):
+for _command in (arena_report, info, pack, plan, smoke, verify):
     main.add_command(_command)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import stager
-from stager import Select, Stager, Target
+from stager import PurgedKFold, Stager, Target
 
 WINDOW, HORIZON, BATCH = 32, 5, 256
 CLOSE = 3  # columns are open, high, low, close, volume
@@ -38,12 +38,12 @@ class Classifier:
         hidden = self.xp.tanh(features @ w1 + b1)
         return hidden, (hidden @ w2 + b2)[:, 0]
 
-    def step(self, features: Any, up: Any, rate: float = 2e-3) -> Any:
-        """One update; the loss."""
+    def step(self, features: Any, up: Any, rate: float = 2e-3, weight: Any = 1.0) -> Any:
+        """One update; the loss. Samples count by their weight."""
         xp = self.xp
         hidden, z = self.logits(features)
         probability = 1 / (1 + xp.exp(-z))
-        d_z = ((probability - up) / len(up))[:, None]
+        d_z = (weight * (probability - up) / len(up))[:, None]
         d_hidden = d_z @ self.weights[2].T * (1 - hidden**2)
         gradients = (features.T @ d_hidden, d_hidden.sum(0), hidden.T @ d_z, d_z.sum(0))
         self.n_steps += 1
@@ -52,7 +52,7 @@ class Classifier:
             v += 0.01 * (g * g - v)
             scale = np.sqrt(1 - 0.99**self.n_steps) / (1 - 0.9**self.n_steps)
             w -= rate * scale * m / (xp.sqrt(v) + 1e-8)
-        return -xp.where(up > 0, xp.log(probability + 1e-7), xp.log(1 - probability + 1e-7)).mean()
+        return -(weight * xp.where(up > 0, xp.log(probability + 1e-7), xp.log(1 - probability + 1e-7))).mean()
 
 
 def features_of(x: Any) -> Any:
@@ -86,41 +86,35 @@ def main() -> None:
     options = parser.parse_args()
 
     target = Target("close", horizon=HORIZON, kind="direction", classes=2)
-    with stager.stage(options.source, device=options.device) as resident:
-        # Judge on the last quarter of the history. No label of the first part may end inside it.
-        times = resident.pack.times
-        cut = int(np.quantile(times, 0.75))
-        gap = (target.reach + 1) * resident.pack.interval.nanoseconds
-        before, after = (str(np.datetime64(t, "ns").astype("datetime64[s]")) for t in (cut - gap, cut))
-        common: dict[str, Any] = {"window": WINDOW, "target": target, "batch_size": BATCH, "seed": 7}
-        with (
-            Stager(resident, select=Select(interval=(None, before)), **common) as train,
-            Stager(resident, select=Select(interval=(after, None)), **common) as test,
-        ):
-            print(train.plan)
-            xp = array_module(resident)
-            model, twin = Classifier(xp, WINDOW - 1), Classifier(xp, WINDOW - 1)
-            rng = np.random.default_rng(0)
+    with Stager(options.source, window=WINDOW, target=target, batch_size=BATCH, seed=7, device=options.device) as st:
+        # Judge on the last quarter of the history. No label of the first part ends inside it.
+        fold = st.split(PurgedKFold(4))[-1]
+        train, test, resident = fold.train, fold.test, st.resident
+        print(st.plan)
+        print(fold.describe())
+        xp = array_module(resident)
+        model, twin = Classifier(xp, WINDOW - 1), Classifier(xp, WINDOW - 1)
+        rng = np.random.default_rng(0)
 
-            def shuffled(labels: Any) -> Any:
-                return labels[xp.asarray(rng.permutation(len(labels)))]
+        def shuffled(labels: Any) -> Any:
+            return labels[xp.asarray(rng.permutation(len(labels)))]
 
-            print(f"\ntraining on {resident.device} ({resident.device.reason})")
-            print(f"{'epoch':>5}  {'loss':>6}  {'accuracy':>8}  {'shuffled: loss':>14}  {'accuracy':>8}  samples/s")
-            for epoch in range(options.epochs):
-                losses, twin_losses = [], []
-                started = time.perf_counter()
-                for batch in train.batches(epoch):
-                    features, up = features_of(batch.x), (batch.y > 0).astype(xp.float32)
-                    losses.append(model.step(features, up))
-                    twin_losses.append(twin.step(features, shuffled(up)))
-                loss, twin_loss = (float(sum(part) / len(part)) for part in (losses, twin_losses))
-                rate = train.n_samples / (time.perf_counter() - started)
-                print(
-                    f"{epoch:>5}  {loss:>6.4f}  {accuracy(model, test):>8.1%}  {twin_loss:>14.4f}  "
-                    f"{accuracy(twin, test, shuffled):>8.1%}  {rate:,.0f}"
-                )
-            print("accuracy is on later bars than any that was trained on; 50% is chance")
+        print(f"\ntraining on {resident.device} ({resident.device.reason})")
+        print(f"{'epoch':>5}  {'loss':>6}  {'accuracy':>8}  {'shuffled: loss':>14}  {'accuracy':>8}  samples/s")
+        for epoch in range(options.epochs):
+            losses, twin_losses = [], []
+            started = time.perf_counter()
+            for batch in train.batches(epoch):
+                features, up = features_of(batch.x), (batch.y > 0).astype(xp.float32)
+                losses.append(model.step(features, up))
+                twin_losses.append(twin.step(features, shuffled(up)))
+            loss, twin_loss = (float(sum(part) / len(part)) for part in (losses, twin_losses))
+            rate = train.n_samples / (time.perf_counter() - started)
+            print(
+                f"{epoch:>5}  {loss:>6.4f}  {accuracy(model, test):>8.1%}  {twin_loss:>14.4f}  "
+                f"{accuracy(twin, test, shuffled):>8.1%}  {rate:,.0f}"
+            )
+        print("accuracy is on later bars than any that was trained on; 50% is chance")
 
 
 if __name__ == "__main__":

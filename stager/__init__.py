@@ -8,6 +8,7 @@ from stager.bars.options import ReadOptions
 from stager.bars.read import read
 from stager.batches.arrays import StagedArrays, stage_arrays
 from stager.batches.batch import Batch
+from stager.batches.folds import Fold
 from stager.batches.resident import Resident, stage
 from stager.batches.stager import Stager
 from stager.errors import StagerError
@@ -19,6 +20,7 @@ from stager.samples.features import Feature
 from stager.samples.labels import Labels
 from stager.samples.normalize import Normalize
 from stager.samples.plan import Plan
+from stager.samples.schemes import Combinatorial, PurgedKFold, WalkForward
 from stager.samples.select import Select
 from stager.samples.targets import Target
 from stager.samples.timeframes import TimeFrame
@@ -29,12 +31,15 @@ if TYPE_CHECKING:
 __all__ = [
     "Arena",
     "Batch",
+    "Combinatorial",
     "Derive",
     "Feature",
+    "Fold",
     "Labels",
     "Normalize",
     "Pack",
     "Plan",
+    "PurgedKFold",
     "ReadOptions",
     "Resident",
     "Select",
@@ -43,6 +48,7 @@ __all__ = [
     "StagerError",
     "Target",
     "TimeFrame",
+    "WalkForward",
     "derive",
     "open_pack",
     "pack",

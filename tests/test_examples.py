@@ -7,6 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.compute
+import pyarrow.csv
+import pyarrow.parquet
+
+from stager import Stager, Target, WalkForward
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -30,3 +36,27 @@ def test_the_example_learns_and_its_shuffled_twin_does_not(tmp_path: Path) -> No
     # About 30,000 samples are judged: three standard deviations of chance are 0.9 %.
     assert abs(twin_accuracy - 50) < 1.5
     assert twin_loss > 0.69
+
+
+def test_walking_forward_writes_results_predictions_and_a_picture(tmp_path: Path) -> None:
+    examples = ROOT / "examples"
+    run(sys.executable, examples / "make_bars.py", "bars.csv", "--minutes", 3000, cwd=tmp_path)
+    told = run(sys.executable, examples / "walk_forward.py", "bars.csv", "--folds", 3, "--out", "out", cwd=tmp_path)
+    results = pyarrow.csv.read_csv(tmp_path / "out" / "results.csv").to_pylist()
+    predictions = pyarrow.parquet.read_table(tmp_path / "out" / "predictions.parquet")
+    target = Target("close", horizon=5, kind="direction", classes=2)
+    with Stager(tmp_path / "bars.csv", window=32, target=target, batch_size=256, device="cpu") as st:
+        folds = st.split(WalkForward(3))
+        for row, fold in zip(results, folds, strict=True):
+            counts = fold.counts
+            assert (row["n_train"], row["n_purged"], row["n_test"]) == (
+                counts["train"], counts["purge"], counts["test"]
+            )  # fmt: skip
+            some = predictions.filter(pyarrow.compute.equal(predictions["fold"], row["fold"]))
+            assert some.drop_columns(["prediction", "fold"]).equals(fold.test.to_table())
+            right = (some["target"].to_numpy() > 0) == (some["prediction"].to_numpy() > 0)
+            assert row["accuracy"] == right.mean()
+            assert f"{row['accuracy']:.1%}" in told
+            # The planted signal is found in every fold, well beyond the more frequent direction.
+            assert row["accuracy"] > row["majority"] + 4 * row["standard_error"]
+    assert (tmp_path / "out" / "accuracy.png").read_bytes().startswith(b"\x89PNG")

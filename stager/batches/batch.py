@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import numpy.typing as npt
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
 from stager.samples.order import Order
+from stager.samples.uniqueness import uniqueness
 
 
 class Batch:
@@ -66,6 +68,14 @@ class Batch:
         return self._about.y_valid(self.sample_ids)
 
     @property
+    def weight(self) -> npt.NDArray[np.float32]:
+        """(size,) float32 on the host: average uniqueness of the label among those of its symbol, of mean 1.
+
+        Over all samples of the Stager, so for ``fold.train`` over those that the purge left; 1 without a target.
+        """
+        return self._about.weights(self.sample_ids)
+
+    @property
     def valid(self) -> npt.NDArray[np.bool_]:
         """(size,) bool: false for padding."""
         return np.ones(len(self), bool)
@@ -76,6 +86,8 @@ class About:
 
     def __init__(self, pack: Pack, index: SampleIndex) -> None:
         self._pack, self._index = pack, index
+        #: When all labels of decision rows are known; None without labels.
+        self.ends = None if index.y is None else index.known_at
 
     def symbols(self, ids: npt.NDArray[np.int64]) -> list[str]:
         owners = np.searchsorted(self._pack.first_rows, self._index.rows(ids), side="right") - 1
@@ -91,3 +103,10 @@ class About:
 
     def y_valid(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         return None if self._index.y is None else ~np.isnan(self._index.y[self._index.rows(ids)])
+
+    def weights(self, ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        return self._weights[self._index.rows(ids)]
+
+    @cached_property
+    def _weights(self) -> npt.NDArray[np.float32]:
+        return uniqueness(self._pack, self._index, self.ends)

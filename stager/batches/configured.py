@@ -15,7 +15,7 @@ from stager.samples.labels import Labels
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
-_TABLES = {"source", "derive", "batches", "target", "select", "staging", "arena", "overflow"}
+_TABLES = {"source", "derive", "batches", "target", "select", "staging", "split", "arena", "overflow"}
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):

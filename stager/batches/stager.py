@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 
 from stager.batches.batch import About, Batch
 from stager.batches.configured import read_arguments
-from stager.batches.host import HostGather
+from stager.batches.folds import Fold
+from stager.batches.gathers import make_gather
+from stager.batches.provenance import locate, newest, to_table
 from stager.batches.resident import PackSource, Placement, Resident, stage, stage_as
 from stager.errors import ClosedError, ConfigError, SampleError
+from stager.samples.folds import cut_folds
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.labelling import Targets
 from stager.samples.normalize import Normalize, as_normalize
 from stager.samples.order import Order
 from stager.samples.plan import Plan, make_plan
+from stager.samples.schemes import Scheme, read_scheme
 from stager.samples.select import Select
 
 
@@ -64,6 +70,8 @@ class Stager:
     ...             train(batch.x, batch.y)
     """
 
+    _scheme: Scheme | None = None
+
     def __init__(
         self,
         source: Resident | PackSource,
@@ -98,24 +106,38 @@ class Stager:
             resident = stage(source, device=device, placement=placement)
         self._resident: Resident | None = resident
         try:
-            pack = resident.pack
-            self._index = build_index(pack, window, target, select, scaling)
-            if last == "drop" and self._index.n_samples < batch_size:
-                raise SampleError(
-                    f"{self._index.n_samples:,} samples fill no batch of {batch_size:,}, and last='drop' serves no "
-                    f"shorter one; use a smaller batch_size or last='keep'"
-                )
-            self._about = About(pack, self._index)
-            self._gather = _make_gather(resident, self._index)
-            resident.on_close(self._gather.close)
-            #: What is served and what it takes.
-            self.plan: Plan = make_plan(
-                pack, self._index, target, scaling, batch_size=self.batch_size, n_batches=len(self),
-                device=str(resident.device), placement=resident.placement, path=resident.path,
-            )  # fmt: skip
+            self._scaling = scaling
+            self._open(resident, build_index(resident.pack, window, target, select, scaling))
         except BaseException:
             self.close()
             raise
+
+    def _open(self, resident: Resident, index: SampleIndex, fold: str = "") -> None:
+        """Serve the samples of an index."""
+        like = getattr(self, "_gather", None)
+        self._index = index
+        if self.last == "drop" and index.n_samples < self.batch_size:
+            raise SampleError(
+                f"{index.n_samples:,} samples fill no batch of {self.batch_size:,}, and last='drop' serves no "
+                f"shorter one; use a smaller batch_size or last='keep'"
+            )
+        self._about = About(resident.pack, index)
+        self._gather = make_gather(resident, index, like)
+        resident.on_close(self._gather.close)
+        #: What is served and what it takes.
+        self.plan: Plan = make_plan(
+            resident.pack, index, self.target, self._scaling, batch_size=self.batch_size, n_batches=len(self),
+            device=str(resident.device), placement=resident.placement, path=resident.path, fold=fold,
+        )  # fmt: skip
+
+    def _part(self, index: SampleIndex, fold: str, part: Literal["train", "test"]) -> Stager:
+        """A Stager of some of the samples, over the same rows; a test comes in the order of the index, all of it."""
+        resident, made = self.resident, copy.copy(self)
+        made._owned = False
+        if part == "test":
+            made.shuffle, made.last = False, "keep"
+        made._open(resident, index, fold)
+        return made
 
     @classmethod
     def from_config(cls, path: str | Path, **overrides: Any) -> Stager:
@@ -125,7 +147,7 @@ class Stager:
         ----------
         path : str or Path
             ``source``, a path relative to the file, and tables ``[batches]``, ``[target]``, ``[select]``,
-            ``[staging]``; see ``configs/default.toml``.
+            ``[split]``, ``[staging]``; see ``configs/default.toml``.
         **overrides
             Arguments of :class:`Stager`.
 
@@ -133,16 +155,16 @@ class Stager:
         ------
         ConfigError
         """
+        scheme = read_scheme(path)
         source, arguments, staging = read_arguments(path, overrides)
-        if staging is None:
-            return cls(source, **arguments)
-        resident = stage_as(source, staging)
+        resident = source if staging is None else stage_as(source, staging)
         try:
             made = cls(resident, **arguments)
         except BaseException:
-            resident.close()
+            if staging is not None:
+                resident.close()
             raise
-        made._owned = True
+        made._owned, made._scheme = staging is not None, scheme
         return made
 
     @property
@@ -209,6 +231,89 @@ class Stager:
         decision = int(self._index.rows(np.array([self.sample_id(epoch, batch, sample)]))[0])
         return rows[decision - self.window + 1 : decision + 1]
 
+    def split(self, scheme: Scheme | None = None) -> list[Fold]:
+        """Folds over decision time; all of them, and this Stager, serve from the same rows.
+
+        Parameters
+        ----------
+        scheme : WalkForward, PurgedKFold or Combinatorial, optional
+            Default: that of the configuration's table ``[split]``.
+
+        Returns
+        -------
+        list of Fold
+            ``fold.train`` and ``fold.test`` are Stagers that borrow the rows: they serve for as long as these are not
+            closed. Training samples whose label reaches into a test are purged, see :mod:`stager.samples.folds`.
+
+        Raises
+        ------
+        SampleError
+            If a fold has no sample to train or to test on.
+        """
+        scheme = self._scheme if scheme is None else scheme
+        if not isinstance(scheme, Scheme):
+            raise SampleError(
+                f"split() got {scheme!r}; give WalkForward(5), PurgedKFold(5) or Combinatorial(10, 2), or write a "
+                f"table [split] into the configuration"
+            )
+        pack, index = self.resident.pack, self._index
+        folds = cut_folds(pack, index, self._about.ends, scheme)
+        return [Fold(pack, index, fold, scheme, self._part) for fold in folds]
+
+    def latest(self) -> Batch:
+        """The newest window of every symbol that has one, as one batch in the order of the symbols.
+
+        ``batch.times`` tells how new each is. Windows end at the newest bars only with ``target=None``.
+
+        Raises
+        ------
+        SampleError
+            With a target: the windows whose label is not known yet are no samples then.
+        """
+        made = self._part(newest(self.resident.pack, self._index, self.target), "", "test")
+        made.batch_size = made.n_samples
+        (batch,) = made.batches()
+        made.close()
+        return batch
+
+    def locate(self, symbol: str, time: Any) -> int:
+        """The sample of a symbol and a decision, as in ``batch.sample_ids``.
+
+        Parameters
+        ----------
+        symbol : str
+        time : str, datetime or numpy.datetime64
+            The decision, as in ``batch.times``; without a zone it is UTC.
+
+        Raises
+        ------
+        SampleError
+            If there is none, saying what there is.
+        """
+        return locate(self.resident.pack, self._index, symbol, time)
+
+    def to_table(self, predictions: Any = None) -> pa.Table:
+        """The samples with what was predicted for them.
+
+        Parameters
+        ----------
+        predictions : (n_samples,) or (n_samples, n_outputs) array, optional
+            By sample: as an epoch without shuffling serves them, so for ``fold.test`` those of its batches one after
+            the other; of a shuffled epoch, ``predictions[batch.sample_ids] = ...``. NumPy, CuPy, torch or a list.
+
+        Returns
+        -------
+        pyarrow.Table
+            symbol, time (the bar's stamp), decision, label_end, target, prediction; a row each sample. Without a target
+            label_end and target are null. Several targets or outputs have a column each, ``target_0``, ...
+
+        Raises
+        ------
+        SampleError
+            If there is not one prediction for each sample.
+        """
+        return to_table(self.resident.pack, self._index, self._about, predictions)
+
     def close(self) -> None:
         """Refuse further use; owned rows are closed too, see :meth:`Resident.close`."""
         resident, self._resident = self._resident, None
@@ -251,11 +356,3 @@ class Stager:
 
 def _is_index(value: Any, stop: int) -> bool:
     return not isinstance(value, bool) and isinstance(value, (int, np.integer)) and 0 <= int(value) < stop
-
-
-def _make_gather(resident: Resident, index: SampleIndex) -> Any:
-    if resident.device.index is None:
-        return HostGather(resident.rows, index)
-    from stager.cuda.gather import CudaGather
-
-    return CudaGather(resident.rows, index, resident.stall_timeout)

@@ -102,14 +102,17 @@ class CudaGather:
         Its tables are copied to the device.
     stall_timeout : float
         Seconds, for that copy.
+    like : CudaGather, optional
+        Another one over the same rows; memory for groups is shared with it, and the targets where they are the same.
     """
 
-    def __init__(self, rows: Any, index: Tables, stall_timeout: float) -> None:
+    def __init__(self, rows: Any, index: Tables, stall_timeout: float, like: CudaGather | None = None) -> None:
         device = rows.data.device_id
         self._device = cupy.cuda.Device(device)
         self._kernels = kernels(device)
         self._window = index.window
-        self._pool = cupy.cuda.MemoryPool()
+        # One pool for all, or every fold would keep groups of its own.
+        self._pool: Any = cupy.cuda.MemoryPool() if like is None else like._pool
         self._events: dict[tuple[int, int], Any] = {}
         n_columns = rows.shape[1]
         self._columns = None if index.columns is None else self._upload(index.columns.astype(np.int32), stall_timeout)
@@ -119,7 +122,10 @@ class CudaGather:
         self._sample_shape = (index.window, n_columns if index.columns is None else len(index.columns))
         self._row_nbytes = 4 * n_columns
         self._tables = [self._upload(table, stall_timeout) for table in (index.span_ids, index.span_rows)]
-        self._y = None if index.y is None else self._upload(index.y, stall_timeout)
+        self._host_y = index.y
+        self._y: Any = like._y if like is not None and like._host_y is index.y else None
+        if self._y is None and index.y is not None:
+            self._y = self._upload(index.y, stall_timeout)
         self._y_shape = () if index.y is None else index.y.shape[1:]
         self._bases = self._upload(np.array([rows.data.ptr], np.uint64), stall_timeout)
         self._base_rows = len(rows)

@@ -106,6 +106,11 @@ class SampleIndex:
         """Bytes of the tables, target included."""
         return self.span_rows.nbytes + self.span_ids.nbytes + (0 if self.y is None else self.y.nbytes)
 
+    @cached_property
+    def spans_by_row(self) -> IntArray:
+        """(n_spans,) int64: the spans in the order of their rows; that of their samples may be another."""
+        return np.argsort(self.span_rows, kind="stable")
+
     def rows(self, ids: IntArray) -> IntArray:
         """Decision rows of samples, int64, shape of `ids`."""
         spans = np.searchsorted(self.span_ids, ids, side="right") - 1
@@ -127,6 +132,14 @@ class SampleIndex:
         """(n,) int64: when all labels of decision rows that end a sample are known, nanoseconds UTC."""
         ends = self.label_ends(rows)
         return ends if ends.ndim == 1 else ends.max(axis=1)
+
+    def rows_between(self, first: int, stop: int) -> IntArray:
+        """(stop - first,) int64: decision rows of the samples ``first : stop``, without a search for each."""
+        lo = int(np.searchsorted(self.span_ids, first, side="right")) - 1
+        hi = int(np.searchsorted(self.span_ids, stop, side="left"))
+        ids = self.span_ids[lo : hi + 1]
+        counts = np.minimum(ids[1:], stop) - np.maximum(ids[:-1], first)
+        return np.arange(first, stop) + np.repeat(self.span_rows[lo:hi] - ids[:-1], counts)
 
     def at_gap(self, max_gap: int, reach: int) -> int:
         """Complete windows with room for a label if runs could span `max_gap` missing bars, all symbols."""

@@ -23,6 +23,8 @@ SELECTION = (
     "decision at a filled bar",
     "not on the stride",
 )
+# Of a fold, those that the fold has not: what bars lose is told by the plan of the whole set.
+OF_THE_FOLD = ("purge", "embargo")
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,14 @@ class Plan:
     reasons : dict of str to int
         Rows that end no sample, by reason; with `n_samples` they add up to `n_rows`.
     samples_at_gap : dict of int to int
-        Complete windows with room for the label if runs could span so many missing bars.
-    rows_nbytes, tables_nbytes, batch_nbytes : int
-        The staged rows, the sample tables of this Stager, and one batch.
+        Complete windows with room for the label if runs could span so many missing bars; empty for a fold.
+    rows_nbytes, tables_nbytes, batch_nbytes, disk_nbytes : int
+        The staged rows, the sample tables of this Stager, one batch, and the files of the pack.
     device, placement : str
     path : str
         How the rows came to their place.
+    fold : str
+        Which part of which fold; empty for the whole set.
     """
 
     n_rows: int
@@ -71,33 +75,42 @@ class Plan:
     rows_nbytes: int
     tables_nbytes: int
     batch_nbytes: int
+    disk_nbytes: int
     device: str
     placement: str
     path: str
+    fold: str = ""
 
     @property
     def usable(self) -> float:
-        """Share of the selected rows that end a sample."""
-        selected = self.n_rows - sum(self.reasons[reason] for reason in SELECTION)
-        return self.n_samples / selected
+        """Share of the selected rows that end a sample; of a fold, of the samples in its intervals."""
+        return self.n_samples / (self.n_samples + sum(self._lost.values()))
+
+    @property
+    def _lost(self) -> dict[str, int]:
+        if self.fold:
+            return {reason: self.reasons[reason] for reason in OF_THE_FOLD}
+        return {reason: n for reason, n in self.reasons.items() if reason not in SELECTION}
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a user should look at before training."""
         if self.usable >= 0.7:
             return ()
-        lost = {reason: n for reason, n in self.reasons.items() if reason not in SELECTION}
-        worst = max(lost, key=lambda reason: lost[reason])
-        return (f"only {self.usable:.0%} of the selected rows end a sample; most are lost to: {worst}",)
+        worst = max(self._lost, key=lambda reason: self._lost[reason])
+        rows = "samples of the fold are left" if self.fold else "selected rows end a sample"
+        return (f"only {self.usable:.0%} of the {rows}; most are lost to: {worst}",)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
         return {**asdict(self), "usable": self.usable, "warnings": list(self.warnings)}
 
-    def __str__(self) -> str:
-        lines = [
+    def lines(self) -> list[tuple[str, str]]:
+        """The table for people."""
+        return [
+            *((("fold", self.fold),) if self.fold else ()),
             ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
-            ("usable", f"{self.usable:.1%} of the selected rows"),
+            ("usable", f"{self.usable:.1%} of the {'samples of the fold' if self.fold else 'selected rows'}"),
             ("window", f"{self.window} rows of {', '.join(self.columns)}"),
             ("normalize", self.normalize),
             ("adjustment", self.adjustment),
@@ -105,11 +118,22 @@ class Plan:
             ("batches", f"{self.n_batches:,} of {self.batch_size} an epoch, {format_nbytes(self.batch_nbytes)} each"),
             ("runs", f"{self.n_runs:,}, the longest of {self.longest_run:,} rows"),
             *((f"- {reason}", f"{n:,} rows") for reason, n in self.reasons.items() if n),
-            ("at max_gap", ", ".join(f"{gap}: {n:,}" for gap, n in self.samples_at_gap.items())),
-            ("memory", f"{format_nbytes(self.rows_nbytes)} rows, {format_nbytes(self.tables_nbytes)} tables"),
+            *(
+                (("at max_gap", ", ".join(f"{gap}: {n:,}" for gap, n in self.samples_at_gap.items())),)
+                if self.samples_at_gap
+                else ()
+            ),
+            (
+                "memory",
+                f"{format_nbytes(self.rows_nbytes)} rows, {format_nbytes(self.tables_nbytes)} tables; "
+                f"{format_nbytes(self.disk_nbytes)} on disk",
+            ),
             ("device", f"{self.device}, placement {self.placement} ({self.path})"),
             *(("warning", text) for text in self.warnings),
         ]
+
+    def __str__(self) -> str:
+        lines = self.lines()
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 
@@ -143,6 +167,7 @@ def make_plan(
     device: str,
     placement: str,
     path: str,
+    fold: str = "",
 ) -> Plan:
     """The plan of a Stager; touches no device."""
     wanted = as_targets(target)
@@ -162,13 +187,15 @@ def make_plan(
         normalize=str(normalize),
         target=describe(target),
         reasons=dict(index.reasons),
-        samples_at_gap={gap: index.at_gap(gap, reach) for gap in GAPS},
+        samples_at_gap={} if fold else {gap: index.at_gap(gap, reach) for gap in GAPS},
         rows_nbytes=pack.rows.nbytes,
         tables_nbytes=index.nbytes,
+        disk_nbytes=sum(file.size_nbytes for part in pack.manifest.segments for file in part.files.values()),
         batch_nbytes=batch_size * (index.window * len(served) + len(wanted)) * 4,
         device=device,
         placement=placement,
         path=path,
+        fold=fold,
     )
 
 

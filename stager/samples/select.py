@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,12 +115,13 @@ class Select:
         start, end = self.interval or (None, None)
         limits = np.iinfo(np.int64)
         return (
-            limits.min if start is None else _nanoseconds(start),
-            limits.max if end is None else _nanoseconds(end),
+            limits.min if start is None else nanoseconds(start),
+            limits.max if end is None else nanoseconds(end),
         )
 
 
-def _nanoseconds(instant: Any) -> int:
+def nanoseconds(instant: Any) -> int:
+    """Nanoseconds since 1970 UTC of an instant written as in :class:`Select`; raises SampleError if it is none."""
     try:
         moment = dt.datetime.fromisoformat(instant) if isinstance(instant, str) else instant
     except ValueError:
@@ -135,4 +137,15 @@ def _nanoseconds(instant: Any) -> int:
         raise SampleError(f"{instant!r} lies outside the years {FIRST_YEAR} to {LAST_YEAR}; None leaves an end open")
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=dt.UTC)
-    return int(np.datetime64(moment.astimezone(dt.UTC).replace(tzinfo=None), "ns").astype(np.int64))
+    return int(np.datetime64(moment.astimezone(dt.UTC).replace(tzinfo=None), "ns").astype(np.int64)) + _below(instant)
+
+
+def _below(instant: Any) -> int:
+    """The nanoseconds of an instant below its microseconds, which datetime does not know."""
+    if isinstance(instant, np.datetime64):
+        return int((instant - instant.astype("datetime64[us]")) / np.timedelta64(1, "ns"))
+    if isinstance(instant, str):
+        digits = re.search(r"[.,]\d{6}(\d{1,3})", instant)
+        return int(digits[1].ljust(3, "0")) if digits else 0
+    # pandas has it.
+    return int(getattr(instant, "nanosecond", 0))

@@ -466,6 +466,22 @@ def test_instants_can_be_written_in_several_ways(start: Any) -> None:
     assert index.reasons["outside the interval"] == 4
 
 
+@pytest.mark.parametrize("end", ["1", "10", "123", "999"])
+def test_instants_are_told_to_the_nanosecond(end: str) -> None:
+    stamp = f"2024-01-01T00:05:00.123456{end}"
+
+    class Timestamp(dt.datetime):
+        """As that of pandas."""
+
+        nanosecond = int(end.ljust(3, "0"))
+
+    exact = int(np.datetime64(stamp, "ns").astype(np.int64))
+    for start in (stamp, f"{stamp}Z", np.datetime64(stamp, "ns"), Timestamp(2024, 1, 1, 0, 5, 0, 123456)):
+        assert Select(interval=(start, None)).bounds[0] == exact
+    with pytest.raises(SampleError, match="is no instant"):
+        Select(interval=(np.datetime64("NaT"), None))
+
+
 def test_dates_are_their_first_instant() -> None:
     assert Select(interval=(dt.date(2024, 1, 1), dt.date(2024, 1, 2))).bounds == (START, START + DAY)
     assert Select(interval=("2024-01-01", "2024-01-02")).bounds == (START, START + DAY)

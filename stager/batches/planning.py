@@ -1,0 +1,73 @@
+"""The plan of a configuration and its folds, before anything is staged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stager.batches.configured import read_arguments
+from stager.batches.folds import Fold
+from stager.batches.resident import PackSource, StagingOptions
+from stager.batches.stager import Stager
+from stager.samples.plan import Plan
+from stager.samples.schemes import read_scheme
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a configuration serves.
+
+    Attributes
+    ----------
+    plan : Plan
+        Of the whole set.
+    folds : tuple of Fold
+        Empty if the configuration has no table ``[split]``. They can be described, but serve nothing.
+    """
+
+    plan: Plan
+    folds: tuple[Fold, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        return {"plan": self.plan.as_dict(), "folds": [fold.as_dict() for fold in self.folds]}
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """The table for people."""
+        yield from self.plan.lines()
+        if self.folds:
+            yield "split", str(self.folds[0].scheme)
+        for fold in self.folds:
+            tests = ", ".join(f"{_day(zone.first)} to {_day(zone.last)}" for zone in fold.zones if zone.kind == "test")
+            counts = ", ".join(f"{kind} {n:,}" for kind, n in fold.counts.items())
+            yield f"fold {fold.number + 1}", f"{counts}; tests {tests}"
+
+
+def plan_of(source: PackSource, config: str | Path) -> Planned:
+    """What a configuration would serve from a pack or bar file; needs no GPU and stages nothing.
+
+    Parameters
+    ----------
+    source : path, Pack or pyarrow.Table
+    config : str or Path
+        As in :meth:`stager.Stager.from_config`; its own source is not used.
+
+    Raises
+    ------
+    ConfigError, PackError, BarsError, SampleError
+    """
+    source, arguments, staging = read_arguments(config, {"source": source})
+    scheme = read_scheme(config)
+    wanted = staging or StagingOptions()
+    with Stager(source, **arguments, device="cpu", placement="host") as st:
+        folds = () if scheme is None else tuple(st.split(scheme))
+        plan = replace(st.plan, device=wanted.device, placement=wanted.placement, path="nothing is staged yet")
+    return Planned(plan, folds)
+
+
+def _day(instant: int) -> str:
+    return str(np.datetime64(instant, "ns").astype("datetime64[m]")).replace("T", " ").removesuffix(" 00:00")
