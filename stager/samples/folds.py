@@ -28,7 +28,7 @@ from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
 from stager.samples.labelling import LabelEnds
 from stager.samples.runs import IntArray
-from stager.samples.schemes import Division, Scheme, embargo_of
+from stager.samples.schemes import Division, Scheme, embargo_of, stamp
 
 # Why a row that ends a sample of the whole set ends none of a fold's; first match, in this order, after REASONS.
 FOLD_REASONS = ("outside the fold", "purge", "embargo")
@@ -230,7 +230,8 @@ def _cut(samples: _Samples, whole: _Table, division: Division, number: int) -> F
     roles[train], roles[test] = _TRAIN, _TEST
     tested = (roles == _TEST) & (whole.counts > 0)
     if not tested.any():
-        raise SampleError(f"{name} has no sample to test on; use fewer folds or longer tests")
+        start, stop = (stamp(int(division.edges[edge])) for edge in (test[0] - 1, test[-1]))
+        raise SampleError(f"{name} has no sample to test on from {start} to {stop}; use fewer folds or longer tests")
     # Of each interval: the first decision of the next test, and the last label end of the tests before.
     ahead = np.minimum.accumulate(np.where(tested, whole.firsts, _EVER)[::-1])[::-1]
     behind = np.maximum.accumulate(np.where(tested, whole.ends, _NEVER))

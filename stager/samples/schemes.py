@@ -113,7 +113,7 @@ class WalkForward:
             raise SampleError(
                 f"{self.folds:,} folds of test {duration_text(test or 0)}"
                 + (f" and train {duration_text(train)}" if train else " and some training before them")
-                + f" are longer than the {duration_text(end - first)} from {_stamp(first)} to {_stamp(end - 1)}; "
+                + f" are longer than the {duration_text(end - first)} from {stamp(first)} to {stamp(end - 1)}; "
                 f"use fewer folds, or shorter ones"
             )
         begins = [begin if self.expanding else begin + start - starts[0] for start in starts]
@@ -303,9 +303,12 @@ def _parse(text: str) -> int | None:
 
 
 def duration_text(nanoseconds: int) -> str:
-    """As ``datetime.timedelta`` writes it."""
-    return "0" if not nanoseconds else str(dt.timedelta(microseconds=nanoseconds / 1000))
+    """As ``datetime.timedelta`` writes it, where it can."""
+    if nanoseconds % 1000:
+        return f"{nanoseconds:,} ns"
+    return str(dt.timedelta(microseconds=nanoseconds // 1000)) if nanoseconds else "0"
 
 
-def _stamp(instant: int) -> str:
+def stamp(instant: int) -> str:
+    """The second that an instant lies in, UTC."""
     return f"{np.datetime_as_string(np.datetime64(instant, 'ns'), unit='s')}Z"

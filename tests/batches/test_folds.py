@@ -165,6 +165,7 @@ def test_what_a_fold_tells():
         }
         assert "2 of 4: train 60, test 23" in repr(folds[1])
         assert "embargo is  0:07:00" in one.split(PurgedKFold(4, embargo="7min"))[0].describe()
+        assert "embargo is  90 ns" in one.split(PurgedKFold(4, embargo="90ns"))[0].describe()
         assert "embargo is  no training follows a test" in one.split(WalkForward(2))[0].describe()
 
 

@@ -334,7 +334,10 @@ def test_schemes_that_are_refused(make: Any, words: str) -> None:
         (WalkForward(2, test="3min", train="5min"), "2 folds of test 0:03:00 and train 0:05:00 are longer than"),
         (WalkForward(1, train="1min"), "fold 1 of 1 has no sample to train on: of 1 in its training .* 1 are purged"),
         (PurgedKFold(2, embargo="1h"), "fold 1 of 2 .* no sample to train on: of 5 .* 2 are purged and 3 lie"),
-        (WalkForward(2, test="1s"), "fold 1 of 2 has no sample to test on"),
+        (
+            WalkForward(2, test="1s"),
+            "fold 1 of 2 has no sample to test on from 2024-01-01T00:09:58Z to 2024-01-01T00:09:59Z",
+        ),
     ],
 )
 def test_folds_that_have_no_samples_are_refused(scheme: Scheme, words: str) -> None:
