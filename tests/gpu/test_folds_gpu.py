@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bars_fixtures import bar_table
 
-from stager import Combinatorial, PurgedKFold, Stager, Target, WalkForward
+from stager import Combinatorial, PurgedKFold, Select, Stager, Target, WalkForward
 from stager.errors import ClosedError
 
 with contextlib.suppress(ImportError):  # the marker skips, or fails under --require-gpu
@@ -25,10 +25,19 @@ def bits(array):
     return host.view(np.uint32)
 
 
+OPTIONS = (
+    {},
+    {"target": [Target(horizon=2), Target(horizon=9)], "select": Select(stride=3)},
+    {"select": Select(columns=("close", "volume"))},
+)
+
+
 @pytest.mark.parametrize("place", ["device", "host"])
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_folds_serve_the_same_bits_on_every_device(scheme, place):
-    table, options = bar_table(STEPS), {"window": 16, "target": Target(horizon=3), "batch_size": 50, "seed": 4}
+@pytest.mark.parametrize("extra", OPTIONS)
+def test_folds_serve_the_same_bits_on_every_device(scheme, place, extra):
+    table = bar_table(STEPS)
+    options = {"window": 16, "target": Target(horizon=3), "batch_size": 50, "seed": 4, **extra}
     with (
         Stager(table, device="cpu", **options) as cpu,
         Stager(table, device="cuda", placement=place, **options) as gpu,
