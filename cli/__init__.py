@@ -9,6 +9,7 @@ import click
 
 from stager.cli.arena_report import arena_report
 from stager.cli.info import info
+from stager.cli.leaktest import leaktest
 from stager.cli.output import fail
 from stager.cli.pack import pack
 from stager.cli.plan import plan
@@ -40,5 +41,5 @@ def main() -> None:
     """Stage market bars on the GPU once; train at memory speed."""
 
 
-for _command in (arena_report, info, pack, plan, smoke, verify):
+for _command in (arena_report, info, leaktest, pack, plan, smoke, verify):
     main.add_command(_command)

@@ -9,6 +9,7 @@ from stager.bars.read import read
 from stager.batches.arrays import StagedArrays, stage_arrays
 from stager.batches.batch import Batch
 from stager.batches.folds import Fold
+from stager.batches.leaktest import leaktest
 from stager.batches.resident import Resident, stage
 from stager.batches.stager import Stager
 from stager.errors import StagerError
@@ -50,6 +51,7 @@ __all__ = [
     "TimeFrame",
     "WalkForward",
     "derive",
+    "leaktest",
     "open_pack",
     "pack",
     "read",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -43,16 +44,33 @@ class DeriveOptions(msgspec.Struct, frozen=True, kw_only=True):
     zone: str | None = None
 
 
-def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, dict[str, Any], StagingOptions | None]:
-    """What the file and the overrides say.
+@dataclass(frozen=True)
+class Configuration:
+    """What a configuration and overrides say.
 
-    Returns
-    -------
+    Attributes
+    ----------
     source : Resident, Pack, path or Table
+        The bars, before anything is derived from them.
+    recipe : Derive or None
     arguments : dict
         Keywords of a Stager.
     staging : StagingOptions or None
         How to stage the source; None for a Resident, which is.
+    """
+
+    source: Any
+    recipe: Derive | None
+    arguments: dict[str, Any]
+    staging: StagingOptions | None
+
+    def prepared(self) -> Any:
+        """The source, with what the recipe derives."""
+        return self.source if self.recipe is None else derive(as_pack(self.source), self.recipe)
+
+
+def read_configuration(path: str | Path, overrides: dict[str, Any]) -> Configuration:
+    """What the file and the overrides say.
 
     Raises
     ------
@@ -67,9 +85,10 @@ def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, di
         if not isinstance(tables.get("source"), str):
             raise ConfigError(f'{path}: says no source; write source = "bars.pack" above the first table')
         source = Path(path).parent / tables["source"]
+    recipe = None
     if "derive" in tables and not isinstance(source, Resident):
-        recipe = resolve(DeriveOptions, "derive", toml=_beside(path, tables["derive"], "rolls", "splits"))
-        source = derive(as_pack(source), Derive(**msgspec.structs.asdict(recipe)))
+        told = resolve(DeriveOptions, "derive", toml=_beside(path, tables["derive"], "rolls", "splits"))
+        recipe = Derive(**msgspec.structs.asdict(told))
     arguments: dict[str, Any] = {
         name: overrides.pop(name) for name in ("target", "select", "normalize") if name in overrides
     }
@@ -86,8 +105,9 @@ def read_arguments(path: str | Path, overrides: dict[str, Any]) -> tuple[Any, di
     options = resolve(BatchOptions, "batches", toml=tables.get("batches"), arguments=overrides)
     arguments = msgspec.structs.asdict(options) | arguments
     if isinstance(source, Resident):
-        return source, arguments | places, None
-    return source, arguments, resolve(StagingOptions, "staging", toml=tables.get("staging"), arguments=places)
+        return Configuration(source, None, arguments | places, None)
+    staging = resolve(StagingOptions, "staging", toml=tables.get("staging"), arguments=places)
+    return Configuration(source, recipe, arguments, staging)
 
 
 def _target(path: str | Path, table: Any) -> Target | Labels:

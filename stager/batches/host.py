@@ -75,7 +75,7 @@ class HostGather:
                 if orders and (is_last or len(orders) > 1):
                     decisions = orders.popleft().result()
                     for offset in range(0, len(decisions), per_task):
-                        groups.append(self._submit(self._gather, decisions[offset : offset + per_task]))
+                        groups.append(self._submit(self.gather, decisions[offset : offset + per_task]))
                         if len(groups) > n_ahead:
                             yield from _split(groups.popleft().result(), batch_size)
             while groups:
@@ -105,7 +105,8 @@ class HostGather:
         """The decision rows at some positions."""
         return self._index.rows(order.sample_ids(first, count))
 
-    def _gather(self, decisions: IntArray) -> Group:
+    def gather(self, decisions: IntArray) -> Group:
+        """Windows and targets of some decision rows."""
         x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._row_shape)
         if self._index.columns is not None:
             x = np.take(x, self._index.columns, axis=2)

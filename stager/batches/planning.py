@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stager.batches.configured import read_arguments
+from stager.batches.configured import read_configuration
 from stager.batches.folds import Fold
 from stager.batches.resident import PackSource, StagingOptions
 from stager.batches.stager import Stager
@@ -60,10 +60,10 @@ def plan_of(source: PackSource, config: str | Path) -> Planned:
     ------
     ConfigError, PackError, BarsError, SampleError
     """
-    source, arguments, staging = read_arguments(config, {"source": source})
+    told = read_configuration(config, {"source": source})
     scheme = read_scheme(config)
-    wanted = staging or StagingOptions()
-    with Stager(source, **arguments, device="cpu", placement="host") as st:
+    wanted = told.staging or StagingOptions()
+    with Stager(told.prepared(), **told.arguments, device="cpu", placement="host") as st:
         folds = () if scheme is None else tuple(st.split(scheme))
         plan = replace(st.plan, device=wanted.device, placement=wanted.placement, path="nothing is staged yet")
     return Planned(plan, folds)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from stager.batches.batch import About, Batch
-from stager.batches.configured import read_arguments
+from stager.batches.configured import read_configuration
 from stager.batches.folds import Fold
 from stager.batches.gathers import make_gather
 from stager.batches.provenance import locate, newest, to_table
@@ -156,15 +156,16 @@ class Stager:
         ConfigError
         """
         scheme = read_scheme(path)
-        source, arguments, staging = read_arguments(path, overrides)
-        resident = source if staging is None else stage_as(source, staging)
+        told = read_configuration(path, overrides)
+        owned = told.staging is not None
+        resident = told.source if told.staging is None else stage_as(told.prepared(), told.staging)
         try:
-            made = cls(resident, **arguments)
+            made = cls(resident, **told.arguments)
         except BaseException:
-            if staging is not None:
+            if owned:
                 resident.close()
             raise
-        made._owned, made._scheme = staging is not None, scheme
+        made._owned, made._scheme = owned, scheme
         return made
 
     @property
