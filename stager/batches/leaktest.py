@@ -52,11 +52,8 @@ class LeakReport:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """A table for people."""
-        yield (
-            "decisions",
-            f"{len(self.decisions)}: {', '.join(f'{instant}Z' for instant in self.decisions[:3])}"
-            + (", ..." if len(self.decisions) > 3 else ""),
-        )
+        some = ", ".join(stamp(instant) for instant in self.decisions[:3])
+        yield "decisions", f"{len(self.decisions)}: {some}{', ...' if len(self.decisions) > 3 else ''}"
         yield "later bars", ", ".join(CHANGES)
         yield "compared", f"{self.n_samples:,} samples, {self.n_windows:,} windows, {self.n_labels:,} labels"
         yield "folds", f"{self.n_folds}" if self.n_folds else "none asked for"
