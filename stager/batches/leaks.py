@@ -291,6 +291,6 @@ def check_folds(now: Built, split: Scheme, found: Findings) -> int:
 
 
 def stamp(instant: int | np.datetime64) -> str:
-    """An instant for people."""
-    text = str(np.datetime64(instant, "ns"))
+    """An instant (nanoseconds UTC, or of that precision) for people."""
+    text = str(np.int64(instant).view("datetime64[ns]"))
     return (text.rstrip("0").rstrip(".") if "." in text else text) + "Z"
