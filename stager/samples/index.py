@@ -13,7 +13,7 @@ from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples import filters, targets
 from stager.samples.fill import FILLED
-from stager.samples.labelling import LabelEnds, Targets, as_targets, label_ends, label_rows, source_of
+from stager.samples.labelling import LabelEnds, Targets, as_targets, count_states, label_ends, label_rows, source_of
 from stager.samples.labels import Labels
 from stager.samples.normalize import LAST, RAW, Normalize
 from stager.samples.runs import JUMP, NEW_SESSION, NEW_SYMBOL, Breaks, IntArray, Runs, find_breaks
@@ -193,12 +193,12 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
         keep = highs > lows
         span_rows, counts = lows[keep], (highs - lows)[keep]
     else:
-        ok = filters.covered(lows, highs, pack.n_rows)
+        ok = _within(lows, highs, pack.n_rows)
         for reason, mask in masks.items():
             reasons[reason] = _drop(ok, ~mask())
         if sources:
             y, state, ends = label_rows(pack, sources, ok)
-            why = np.bincount(state[ok], minlength=max(_TARGET_REASONS) + 1)
+            why = count_states(state, ok)
             for code, reason in _TARGET_REASONS.items():
                 reasons[reason] = int(why[code])
             ok &= state == targets.VALID
@@ -242,6 +242,13 @@ def _masks(
     if by_close:
         masks["last close of the window not positive"] = lambda: filters.positive(pack, "close")
     return masks
+
+
+def _within(lows: IntArray, highs: IntArray, n_rows: int) -> filters.BoolArray:
+    """(n_rows,) bool: the row lies in one of the half-open ranges, which follow each other without overlap."""
+    edges = np.column_stack([lows, highs]).ravel()
+    lengths = np.diff(edges, prepend=0, append=n_rows)
+    return np.repeat(np.arange(len(lengths)) % 2 == 1, lengths)
 
 
 def _candidates(

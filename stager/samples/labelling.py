@@ -14,7 +14,7 @@ from stager.packs.layout import Pack
 from stager.samples.labels import Labels, TableLabels
 from stager.samples.runs import Breaks, IntArray, Runs
 from stager.samples.scaling import across_symbols, last_of_instant
-from stager.samples.targets import MISSING, VALID, PriceLabels, StateArray, Target
+from stager.samples.targets import MISSING, N_STATES, VALID, PriceLabels, StateArray, Target
 
 AnyTarget: TypeAlias = Target | Labels
 LabelSource: TypeAlias = PriceLabels | TableLabels
@@ -73,47 +73,57 @@ def label_rows(
     ends : list of callable
         When the labels of each target become known.
     """
-    y = np.full((pack.n_rows, len(sources)), np.nan, np.float32)
-    first_state, any_valid = np.zeros(0, np.uint8), np.zeros(pack.n_rows, bool)
-    ends: list[LabelEnds] = []
-    for number, source in enumerate(sources):
-        state, known = _label(pack, source, ok, y[:, number])
-        ends.append(known)
-        first_state = first_state if number else state
-        any_valid |= state == VALID
-    if len(sources) > 1:
-        first_state[any_valid] = VALID
-    return y, first_state, ends
-
-
-def _label(
-    pack: Pack, source: LabelSource, ok: npt.NDArray[np.bool_], out: npt.NDArray[np.float32]
-) -> tuple[StateArray, LabelEnds]:
-    """Write the labels of one target to `out`."""
-    state = np.empty(pack.n_rows, np.uint8)
-    is_relative = source.scale in ("rank", "demean")
-    exact = np.full(pack.n_rows, np.nan) if is_relative else None
+    y, state = np.empty((pack.n_rows, len(sources)), np.float32), np.empty(pack.n_rows, np.uint8)
+    # What is compared across symbols is compared before it is rounded.
+    exact = {
+        number: np.empty(pack.n_rows) for number, source in enumerate(sources) if source.scale in ("rank", "demean")
+    }
 
     def fill(first: int) -> None:
         stop = min(first + _CHUNK_ROWS, pack.n_rows)
-        values, state[first:stop] = source.evaluate(first, stop)
-        if exact is None:
-            _keep(values, state[first:stop], out[first:stop])
-        else:
-            exact[first:stop] = values
+        for number, source in enumerate(sources):
+            values, why = source.evaluate(first, stop)
+            _keep(values, why, y[first:stop, number])
+            if number in exact:
+                exact[number][first:stop] = values
+            if number == 0:
+                state[first:stop] = why
+            else:
+                state[first:stop][why == VALID] = VALID
 
     parallel(fill, range(0, pack.n_rows, _CHUNK_ROWS))
-    if exact is None:
-        return state, source.ends
-    # A value beyond float32 is no label, and none to compare others with.
-    _keep(exact, state, out)
-    out.fill(np.nan)
-    rows = np.flatnonzero(ok & (state == VALID))
+    ends = [
+        _compare(pack, source, ok, exact[number], y[:, number]) if number in exact else source.ends
+        for number, source in enumerate(sources)
+    ]
+    return y, state, ends
+
+
+def _compare(
+    pack: Pack,
+    source: LabelSource,
+    ok: npt.NDArray[np.bool_],
+    exact: npt.NDArray[np.float64],
+    out: npt.NDArray[np.float32],
+) -> LabelEnds:
+    """Set the labels of the chosen rows in relation to those of the same instant; when those are all known."""
+    rows = np.flatnonzero(ok & ~np.isnan(out))
     instants = pack.available_at(rows)
+    out.fill(np.nan)
     out[rows] = across_symbols(exact[rows], instants, str(source.scale))
-    # What a label is compared with must be known too.
     known = last_of_instant(source.ends(rows), instants)
-    return state, lambda asked: known[np.searchsorted(rows, asked)]
+    return lambda asked: known[np.searchsorted(rows, asked)]
+
+
+def count_states(state: StateArray, ok: npt.NDArray[np.bool_]) -> IntArray:
+    """How many of the chosen rows have each state, by its number."""
+
+    def count(first: int) -> IntArray:
+        part = slice(first, first + _CHUNK_ROWS)
+        return np.bincount(state[part][ok[part]], minlength=N_STATES)
+
+    total: IntArray = np.sum(parallel(count, range(0, len(state), _CHUNK_ROWS)), axis=0, dtype=np.int64)
+    return total
 
 
 def _keep(values: npt.NDArray[np.float64], state: StateArray, out: npt.NDArray[np.float32]) -> None:

@@ -15,6 +15,7 @@ from stager.samples.scaling import trailing_volatility
 
 # Why a decision row has no target; the values of a state array.
 VALID, BEYOND_RUN, MISSING, NOT_POSITIVE, LEFT_OUT, NO_SCALE, NO_LABEL, FILLED = range(8)
+N_STATES = 8
 
 FloatArray = npt.NDArray[np.float64]
 StateArray = npt.NDArray[np.uint8]
