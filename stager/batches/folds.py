@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,12 +48,18 @@ class Fold:
     @cached_property
     def train(self) -> Stager:
         """Serves the training samples as the Stager that was split would; made when first asked for."""
-        return self._serve(self._samples.train, f"{self._name}, train", "train")
+        return self._serve(self._fitted, f"{self._name}, train", "train")
 
     @cached_property
     def test(self) -> Stager:
         """Serves the test samples in the order of their decisions, each once; made when first asked for."""
-        return self._serve(in_time(self._pack, self._index, self._samples), f"{self._name}, test", "test")
+        index = replace(in_time(self._pack, self._index, self._samples), fitted=self._fitted.fitted)
+        return self._serve(index, f"{self._name}, test", "test")
+
+    @cached_property
+    def _fitted(self) -> SampleIndex:
+        """The training samples; what normalisation needs of a fold is fitted on them alone."""
+        return self._samples.train.refit(self._pack)
 
     @property
     def counts(self) -> dict[str, int]:

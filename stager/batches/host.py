@@ -111,7 +111,7 @@ class HostGather:
         if self._index.columns is not None:
             x = np.take(x, self._index.columns, axis=2)
         if self._index.methods is not None:
-            apply(x, self._index.methods, self._closes[decisions])
+            apply(x, self._index.methods, self._closes[decisions], self._index.fitted)
         return x, None if self._index.y is None else self._index.y[decisions]
 
 

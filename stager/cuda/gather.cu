@@ -115,7 +115,7 @@ extern "C" __global__ void copy_columns(
 // only the logarithm may differ. The intrinsics keep multiplication and addition from being fused.
 extern "C" __global__ void normalize(
     const u64 *__restrict__ addresses, float *__restrict__ x, i64 n_series, int window, int n_columns,
-    const int *__restrict__ methods, i64 last_close) {
+    const int *__restrict__ methods, i64 last_close, const double *__restrict__ fitted) {
     for (i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x; s < n_series; s += (i64)gridDim.x * blockDim.x) {
         i64 sample = s / n_columns;
         int column = (int)(s - sample * n_columns);
@@ -143,6 +143,12 @@ extern "C" __global__ void normalize(
             }
             double deviation = __dsqrt_rn(__ddiv_rn(squares, window));
             if (deviation == 0.0) deviation = 1.0;
+            for (int k = 0; k < window; ++k) {
+                float *value = values + (i64)k * n_columns;
+                *value = (float)__ddiv_rn(__dsub_rn(*value, mean), deviation);
+            }
+        } else if (method == 4) {
+            double mean = fitted[column], deviation = fitted[n_columns + column];
             for (int k = 0; k < window; ++k) {
                 float *value = values + (i64)k * n_columns;
                 *value = (float)__ddiv_rn(__dsub_rn(*value, mean), deviation);

@@ -86,6 +86,8 @@ class Tables(Protocol):
     @property
     def close_column(self) -> int: ...
     @property
+    def fitted(self) -> npt.NDArray[np.float64] | None: ...
+    @property
     def y(self) -> npt.NDArray[np.float32] | None: ...
 
 
@@ -117,6 +119,7 @@ class CudaGather:
         n_columns = rows.shape[1]
         self._columns = None if index.columns is None else self._upload(index.columns.astype(np.int32), stall_timeout)
         self._methods = None if index.methods is None else self._upload(index.methods, stall_timeout)
+        self._fitted = None if index.fitted is None else self._upload(index.fitted, stall_timeout)
         # Of a window's first value, the value that prices are normalised by.
         self._last_close = (index.window - 1) * n_columns + index.close_column
         self._sample_shape = (index.window, n_columns if index.columns is None else len(index.columns))
@@ -200,6 +203,7 @@ class CudaGather:
                     (
                         addresses, x, np.int64(n_series), np.int32(self._window), np.int32(self._sample_shape[1]),
                         self._methods, np.int64(self._last_close),
+                        np.uint64(0) if self._fitted is None else self._fitted,
                     ),
                 )  # fmt: skip
             # The per-thread default stream is another one in each thread, under the same pointer.
@@ -215,6 +219,7 @@ class CudaGather:
             for event, _ in list(self._events.values()):
                 event.synchronize()
             self._tables, self._bases, self._y, self._columns, self._methods = [], None, None, None, None
+            self._fitted = None
             # Free blocks now; those under batches that are still referred to return with them.
             self._pool.free_all_blocks()
 

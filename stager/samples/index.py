@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -15,7 +15,7 @@ from stager.samples import filters, targets
 from stager.samples.fill import FILLED
 from stager.samples.labelling import LabelEnds, Targets, as_targets, count_states, label_ends, label_rows, source_of
 from stager.samples.labels import Labels
-from stager.samples.normalize import LAST, RAW, Normalize
+from stager.samples.normalize import FITTED, LAST, RAW, Fitted, Normalize, fit
 from stager.samples.runs import JUMP, NEW_SESSION, NEW_SYMBOL, Breaks, IntArray, Runs, find_breaks
 from stager.samples.select import Select
 from stager.samples.targets import Target
@@ -82,6 +82,8 @@ class SampleIndex:
         How each served column is normalised; None for raw values.
     close_column : int
         The column of the rows that prices are normalised by.
+    fitted : (2, n_served) float64 or None
+        Mean and deviation of each served column, where some are normalised by what was fitted.
     """
 
     window: int
@@ -96,6 +98,7 @@ class SampleIndex:
     columns: IntArray | None = None
     methods: npt.NDArray[np.int32] | None = None
     close_column: int = 0
+    fitted: Fitted | None = None
 
     @property
     def n_samples(self) -> int:
@@ -140,6 +143,13 @@ class SampleIndex:
         ids = self.span_ids[lo : hi + 1]
         counts = np.minimum(ids[1:], stop) - np.maximum(ids[:-1], first)
         return np.arange(first, stop) + np.repeat(self.span_rows[lo:hi] - ids[:-1], counts)
+
+    def refit(self, pack: Pack) -> SampleIndex:
+        """The same samples, with what is fitted for normalisation fitted on them."""
+        if self.methods is None or FITTED not in self.methods:
+            return self
+        columns = np.arange(len(pack.columns)) if self.columns is None else self.columns
+        return replace(self, fitted=fit(pack.rows, self.rows_between(0, self.n_samples), columns))
 
     def at_gap(self, max_gap: int, reach: int) -> int:
         """Complete windows with room for a label if runs could span `max_gap` missing bars, all symbols."""
@@ -210,10 +220,11 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
     if span_ids[-1] == 0:
         raise SampleError(_no_sample(pack, window, target, select, reasons, longest))
     chosen = None if columns is None else np.array([pack.columns.index(name) for name in columns])
-    return SampleIndex(
+    index = SampleIndex(
         int(window), span_rows, span_ids, y, reasons, longest, int((~runs.outside).sum()), breaks, tuple(ends),
         chosen, methods, pack.columns.index("close"),
     )  # fmt: skip
+    return index.refit(pack)
 
 
 def _columns(pack: Pack, select: Select) -> tuple[str, ...] | None:

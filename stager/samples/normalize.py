@@ -1,4 +1,4 @@
-"""Normalisation of windows: what a window itself holds, and nothing else, decides how it is scaled."""
+"""Normalisation of windows: by what a window itself holds, or by what was fitted on the samples that train."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.threads import parallel
 from stager.errors import SampleError
 from stager.packs.manifest import Column
 
 Method: TypeAlias = Literal["none", "last", "log1p", "zscore"]
 FloatArray = npt.NDArray[np.float32]
+# Mean and standard deviation of each served column, (2, n_columns).
+Fitted: TypeAlias = npt.NDArray[np.float64]
+
+_CHUNK_ROWS = 1 << 18
 
 # Numbers of the methods, the same in gather.cu.
-NONE, LAST, LOG1P, ZSCORE = range(4)
+NONE, LAST, LOG1P, ZSCORE, FITTED = range(5)
 _NUMBERS = {"none": NONE, "last": LAST, "log1p": LOG1P, "zscore": ZSCORE}
 
 
@@ -33,29 +38,41 @@ class Normalize:
     other : {"none", "log1p", "zscore"}
         Further and derived columns. "zscore": less the window's mean, by its standard deviation (of the population); 0
         where all values of the window are the same.
+    fit : {"window", "train"}
+        What "zscore" takes mean and deviation from: each window, or once, in float64, the decision rows of the samples
+        that train, of all symbols together: of a fold those of ``fold.train``, that is without what is purged or lies
+        in the embargo, also for ``fold.test``; without folds, all samples.
 
     Raises
     ------
     SampleError
-        If there is no such method for a role.
+        If there is no such method for a role, or nothing to fit.
     """
 
     price: Method = "last"
     volume: Method = "log1p"
     other: Method = "none"
+    fit: Literal["window", "train"] = "window"
 
     def __post_init__(self) -> None:
         for role in ("price", "volume", "other"):
             allowed = [method for method in _NUMBERS if role == "price" or method != "last"]
             if (method := getattr(self, role)) not in allowed:
                 raise SampleError(f"normalisation of {role} is {method!r}; there are: {', '.join(allowed)}")
+        if self.fit not in ("window", "train"):
+            raise SampleError(f"fit is {self.fit!r}; there are 'window' and 'train'")
+        if self.fit == "train" and "zscore" not in (self.price, self.volume, self.other):
+            raise SampleError("fit='train' is for columns that are normalised by 'zscore', and there are none")
 
     def __str__(self) -> str:
-        return f"price {self.price}, volume {self.volume}, other {self.other}"
+        fitted = ", zscore fitted on what trains" if self.fit == "train" else ""
+        return f"price {self.price}, volume {self.volume}, other {self.other}{fitted}"
 
     def methods(self, columns: Sequence[Column]) -> npt.NDArray[np.int32] | None:
         """(n_columns,) int32: the number of the method of each column; None if nothing is scaled."""
         numbers = np.array([_NUMBERS[getattr(self, column.role)] for column in columns], np.int32)
+        if self.fit == "train":
+            numbers[numbers == ZSCORE] = FITTED
         return numbers if numbers.any() else None
 
 
@@ -81,7 +98,40 @@ def as_normalize(normalize: str | Normalize) -> Normalize:
     return _SHORT[normalize]
 
 
-def apply(x: FloatArray, methods: npt.NDArray[np.int32], last_close: FloatArray) -> None:
+def fit(rows: FloatArray, chosen: npt.NDArray[np.int64], columns: npt.NDArray[np.int64]) -> Fitted:
+    """Mean and standard deviation (of the population) of columns over chosen rows, in float64, in two passes.
+
+    Parameters
+    ----------
+    rows : (n_rows, n_all) float32
+    chosen : (n,) int64, n at least 1
+    columns : (n_columns,) int64
+
+    Returns
+    -------
+    (2, n_columns) float64
+        The deviation of a constant column is 1.
+    """
+
+    starts = range(0, len(chosen), _CHUNK_ROWS)
+
+    def values(first: int) -> npt.NDArray[np.float64]:
+        return rows[chosen[first : first + _CHUNK_ROWS]][:, columns].astype(np.float64)
+
+    def look(first: int) -> npt.NDArray[np.float64]:
+        part = values(first)
+        return np.stack([part.sum(axis=0), part.min(axis=0), part.max(axis=0)])
+
+    looked = np.stack(parallel(look, starts))
+    mean = looked[:, 0].sum(axis=0) / len(chosen)
+    squares = np.stack(parallel(lambda first: ((values(first) - mean) ** 2).sum(axis=0), starts))
+    deviation = np.sqrt(squares.sum(axis=0) / len(chosen))
+    # The mean of equal values may be off by a rounding, which is no deviation.
+    is_constant = looked[:, 1].min(axis=0) == looked[:, 2].max(axis=0)
+    return np.stack([mean, np.where(is_constant | (deviation == 0), 1.0, deviation)])
+
+
+def apply(x: FloatArray, methods: npt.NDArray[np.int32], last_close: FloatArray, fitted: Fitted | None = None) -> None:
     """Scale windows in place, in float64, in the order of operations of gather.cu.
 
     Parameters
@@ -90,10 +140,12 @@ def apply(x: FloatArray, methods: npt.NDArray[np.int32], last_close: FloatArray)
     methods : (n_columns,) int32
     last_close : (n,) float32
         The close of each window's last row.
+    fitted : (2, n_columns) float64, optional
+        Needed for fitted columns.
     """
     # Only the cast may overflow: a value beyond float32 becomes infinite on every device.
     with np.errstate(over="ignore"):
-        for method in (LAST, LOG1P, ZSCORE):
+        for method in (LAST, LOG1P, ZSCORE, FITTED):
             columns = np.flatnonzero(methods == method)
             if not len(columns):
                 continue
@@ -103,8 +155,11 @@ def apply(x: FloatArray, methods: npt.NDArray[np.int32], last_close: FloatArray)
                 values -= 1.0
             elif method == LOG1P:
                 values = np.copysign(np.log1p(np.abs(values)), values)
-            else:
+            elif method == ZSCORE:
                 _zscore(values)
+            elif fitted is not None:
+                values -= fitted[0, columns]
+                values /= fitted[1, columns]
             x[:, :, columns] = values
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import stager
-from stager import Combinatorial, PurgedKFold, Select, Stager, Target, WalkForward
+from stager import Combinatorial, Normalize, PurgedKFold, Select, Stager, Target, WalkForward
 from stager.errors import ClosedError, SampleError
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.uniqueness import uniqueness
@@ -39,6 +39,49 @@ def everything(part: Stager, epoch: int = 0) -> dict[str, np.ndarray]:
 
 def keys(facts: dict[str, np.ndarray]) -> list[tuple[str, int]]:
     return list(zip(facts["symbols"].tolist(), facts["times"].astype(np.int64).tolist(), strict=True))
+
+
+# -------------------------------------------------------------------------------- what is fitted on a fold
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_normalisation_is_fitted_on_the_training_samples_of_each_fold(scheme):
+    normalize = Normalize("zscore", "none", fit="train")
+    options = {"window": 7, "target": TARGET, "batch_size": 16, "seed": 3, "device": "cpu"}
+    with (
+        Stager(bar_table(STEPS), **options) as plain,
+        Stager(bar_table(STEPS), normalize=normalize, **options) as one,
+    ):
+        for raw, fold in zip(plain.split(scheme), one.split(scheme), strict=True):
+            train = everything(raw.train)["x"].astype(np.float64)
+            mean, deviation = train[:, -1, :4].mean(axis=0), train[:, -1, :4].std(axis=0)
+            for part in ("train", "test"):
+                x, right = everything(getattr(fold, part))["x"], everything(getattr(raw, part))["x"].astype(np.float64)
+                np.testing.assert_allclose(x[:, :, :4], (right[:, :, :4] - mean) / deviation, rtol=1e-5, atol=1e-5)
+                np.testing.assert_array_equal(x[:, :, 4], right[:, :, 4])
+            assert "fitted on what trains" in fold.test.plan.normalize
+
+
+def test_bars_after_the_training_samples_change_no_fit():
+    """All bars that the purge and the test end at are altered: training inputs stay bit for bit.
+
+    Decisions end with row 195; those of the last 100 minutes begin with row 96, and labels end 4 bars after them.
+    """
+    random = np.random.default_rng(2)
+    steps = {"A": range(200), "B": range(200)}
+    close = 100 + random.normal(size=400).cumsum()
+    options = {"window": 5, "target": TARGET, "batch_size": 32, "device": "cpu", "shuffle": False}
+    trained = []
+    for factor in (1.0, 9.0):
+        changed = np.where(np.tile(np.arange(200), 2) >= 93, close * factor, close)
+        table = bar_table(steps, close=changed, high=changed + 1, low=changed - 1, open=changed)
+        with Stager(table, normalize=Normalize("zscore", "zscore", fit="train"), **options) as one:
+            fold = one.split(WalkForward(1, test="100min"))[0]
+            trained.append(everything(fold.train)["x"])
+            tested = everything(fold.test)["x"]
+    np.testing.assert_array_equal(trained[0].view(np.uint32), trained[1].view(np.uint32))
+    assert len(trained[0]) == 2 * (92 - 4 + 1)
+    assert np.abs(tested).max() > 50
 
 
 # -------------------------------------------------------------------------------- folds

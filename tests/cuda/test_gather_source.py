@@ -136,14 +136,15 @@ def test_chosen_columns_are_copied(kernels, columns):
 @pytest.mark.parametrize("window", [1, 2, 3, 64])
 def test_windows_are_normalised(kernels, window):
     """All but the logarithm bit for bit as on NumPy."""
-    methods = np.array([1, 3, 2, 0, 3, 1, 2], np.int32)
+    methods = np.array([1, 3, 2, 0, 3, 4, 2], np.int32)
+    fitted = np.random.default_rng(1).normal(60_000, 3, (2, 7))
     _rows, addresses, right = windows_of(7, window, 21)
     x, wanted, close = right.copy(), right.copy(), 2
     launch(
         kernels, "normalize", 2, (16, 1), at(addresses), at(x), I64(21 * 7), I32(window), I32(7), at(methods),
-        I64((window - 1) * 7 + close),
+        I64((window - 1) * 7 + close), at(fitted),
     )  # fmt: skip
-    apply(wanted, methods, right[:, -1, close])
+    apply(wanted, methods, right[:, -1, close], fitted)
     logs = methods == LOG1P
     np.testing.assert_array_equal(x[:, :, ~logs].view(np.uint32), wanted[:, :, ~logs].view(np.uint32))
     np.testing.assert_array_max_ulp(x[:, :, logs], wanted[:, :, logs], maxulp=4)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from bars_fixtures import bar_table
 
-from stager import Combinatorial, PurgedKFold, Select, Stager, Target, WalkForward
+from stager import Combinatorial, Normalize, PurgedKFold, Select, Stager, Target, WalkForward
 from stager.errors import ClosedError
 
 with contextlib.suppress(ImportError):  # the marker skips, or fails under --require-gpu
@@ -55,6 +55,22 @@ def test_folds_serve_the_same_bits_on_every_device(scheme, place, extra):
                     assert batch.symbols == same.symbols
                 del same
         del other, right
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+def test_what_is_fitted_on_a_fold_is_applied_alike(place):
+    normalize = Normalize("zscore", "zscore", fit="train")
+    options = {"window": 16, "target": Target(horizon=3), "batch_size": 50, "normalize": normalize}
+    with (
+        Stager(bar_table(STEPS), device="cpu", **options) as cpu,
+        Stager(bar_table(STEPS), device="cuda", placement=place, **options) as gpu,
+    ):
+        for one, other in zip(cpu.split(PurgedKFold(4)), gpu.split(PurgedKFold(4)), strict=True):
+            for part in ("train", "test"):
+                for batch, same in zip(getattr(one, part).batches(1), getattr(other, part).batches(1), strict=True):
+                    np.testing.assert_array_equal(bits(batch.x), bits(same.x))
+                del same
+        del other
 
 
 def test_all_folds_use_the_rows_and_targets_of_the_whole_set():

@@ -39,7 +39,7 @@ def bits(array):
 # -------------------------------------------------------------------------------- the gather
 
 
-PLAIN = {"columns": None, "methods": None, "close_column": 0}
+PLAIN = {"columns": None, "methods": None, "close_column": 0, "fitted": None}
 
 
 def made_up_index(n_rows, window, rng):

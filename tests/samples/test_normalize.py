@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stager.errors import SampleError
 from stager.samples.index import build_index
-from stager.samples.normalize import LAST, LOG1P, NONE, ZSCORE, Normalize, apply, as_normalize
+from stager.samples.normalize import FITTED, LAST, LOG1P, NONE, ZSCORE, Normalize, apply, as_normalize, fit
 from stager.samples.select import Select
 
 floats = st.floats(-(2.0**100), 2.0**100, width=32)
@@ -72,6 +72,41 @@ def test_windows_without_a_positive_last_close_are_left_out() -> None:
         assert rows == ([0, 2, 5] if lost else list(range(6)))
         assert index.reasons["last close of the window not positive"] == lost
     assert build_index(pack, 1, None, Select(), as_normalize("zscore")).n_samples == 6
+
+
+def test_a_fit_is_of_the_chosen_rows_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(4)
+    rows = rng.normal(60_000, 1e-2, (1000, 3)).astype(np.float32)
+    rows[:, 2] = 0.1
+    chosen = np.flatnonzero(rng.random(1000) < 0.4)
+    for size in (7, 1 << 18):
+        monkeypatch.setattr("stager.samples.normalize._CHUNK_ROWS", size)
+        mean, deviation = fit(rows, chosen, np.array([2, 0]))
+        values = rows[chosen].astype(np.float64).T.tolist()
+        assert mean == pytest.approx([statistics.fmean(values[2]), statistics.fmean(values[0])], rel=1e-14)
+        assert deviation == pytest.approx([1.0, statistics.pstdev(values[0])], rel=1e-9)
+
+
+def test_a_fitted_column_is_scaled_by_what_was_fitted() -> None:
+    x = np.array([[[1.0, 5.0], [3.0, 6.0]]], np.float32)
+    apply(x, np.array([FITTED, NONE], np.int32), np.ones(1, np.float32), np.array([[2.0, 9.0], [4.0, 9.0]]))
+    assert x.tolist() == [[[-0.25, 5.0], [0.25, 6.0]]]
+
+
+def test_without_folds_all_samples_are_fitted_on() -> None:
+    pack = memory_pack({"A": range(10), "B": range(6)})
+    index = build_index(pack, 4, None, Select(columns=["volume", "close"]), Normalize("zscore", "none", fit="train"))
+    assert index.methods is not None
+    assert index.methods.tolist() == [NONE, FITTED]
+    assert index.fitted is not None
+    closes = pack.rows[index.rows(np.arange(index.n_samples)), 3].astype(np.float64)
+    assert index.fitted[:, 1] == pytest.approx([closes.mean(), closes.std()])
+
+
+@pytest.mark.parametrize("arguments", [{"fit": "test"}, {"fit": "train"}, {"price": "none", "fit": "train"}])
+def test_fits_that_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(SampleError, match="fit"):
+        Normalize(**arguments)
 
 
 @pytest.mark.parametrize(
