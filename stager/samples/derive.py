@@ -146,6 +146,8 @@ def derive(pack: Pack | str | Path, recipe: Derive, out: str | Path | None = Non
     BarsError
         If a derived value is too large for float32.
     """
+    if not isinstance(recipe, Derive):
+        raise SampleError(f"derive() got {recipe!r:.80}; give Derive(columns, fill=...)")
     pack = pack if isinstance(pack, Pack) else open_pack(pack)
     if out is not None:
         with refusing(Path(out)):

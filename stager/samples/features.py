@@ -75,7 +75,7 @@ class Stretches:
 
     def beginnings(self, count: int) -> IntArray:
         """The first `count` rows of each stretch."""
-        lengths = np.minimum(np.diff(self.first_rows, append=self.n_rows), count)
+        lengths = np.minimum(np.diff(self.first_rows, append=self.n_rows), min(count, self.n_rows))
         offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         rows: IntArray = np.repeat(self.first_rows, lengths) + offsets
         return rows

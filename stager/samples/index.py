@@ -315,7 +315,9 @@ def _no_sample(pack: Pack, window: int, target: Targets, select: Select, reasons
     nearest = min(as_targets(target), key=lambda one: one.reach, default=None)
     reach = 0 if nearest is None else nearest.reach
     told = "; ".join(f"{n:,} rows: {reason}" for reason, n in reasons.items() if n)
-    if longest < window + reach:
+    if longest == 0:
+        remedy = f"no bar opens inside the session {select.session!r}; look at its hours and its zone"
+    elif longest < window + reach:
         remedy = (
             f"the longest run has {longest:,} rows, the window needs {window:,}"
             + (

@@ -20,7 +20,7 @@ class Labels:
 
     Parameters
     ----------
-    table : pyarrow.Table or path
+    table : pyarrow.Table, data frame or path
         A Parquet or CSV file, or a table, with a row for every labelled bar, or only for some of them. Columns:
         ``symbol``; the bar, as ``time`` (its stamp in the pack, the open) or as ``decision`` (its close); the value;
         and the instant at which the label becomes known, not before the decision. Instants without a zone are UTC.

@@ -39,13 +39,13 @@ class Select:
         A bar belongs to a session if it opens in it; hours are half-open.
     close_inclusive : bool
         Whether a bar stamped with the very close, as closing auctions are, belongs to the session.
-    rolls : str, pyarrow.Table or path, optional
+    rolls : str, pyarrow.Table, data frame or path, optional
         Contract rolls, which end runs: a column of the pack whose value changes with the contract, or a table of
         ``symbol`` and ``time``, from which on bars are of the next contract.
-    splits : pyarrow.Table or path, optional
+    splits : pyarrow.Table, data frame or path, optional
         A table of ``symbol``, ``time`` (from which on prices are those after the split) and ``ratio`` (new shares for
         one old). They end runs, unless the pack says that its prices are adjusted for them.
-    universe : pyarrow.Table or path, optional
+    universe : pyarrow.Table, data frame or path, optional
         A table of ``symbol``, ``start`` and ``end`` (empty: still): a row ends a sample if its decision lies in one of
         the half-open stretches of its symbol. A window may begin before.
     columns : sequence of str, optional

@@ -16,7 +16,7 @@ from stager.errors import SampleError
 from stager.packs.layout import Pack
 
 IntArray = npt.NDArray[np.int64]
-# A pyarrow.Table, or the path of a Parquet or CSV file.
+# A pyarrow.Table, a data frame that Arrow can read (pandas, Polars), or the path of a Parquet or CSV file.
 TableSource: TypeAlias = Any
 
 LAST = np.iinfo(np.int64).max
@@ -29,8 +29,9 @@ class EventTable:
 
     Parameters
     ----------
-    source : pyarrow.Table or path
-        A path ending in ``.parquet`` or ``.pq`` is read as Parquet, any other as CSV.
+    source : pyarrow.Table, data frame or path
+        A data frame is one with Arrow's stream interface, such as of pandas and Polars. A path ending in ``.parquet``
+        or ``.pq`` is read as Parquet, any other as CSV.
     what : str
         What it is, for errors.
 
@@ -137,11 +138,16 @@ def rows_from(pack: Pack, codes: IntArray, instants: IntArray, *, decision: bool
 def _load(source: TableSource, what: str) -> Any:
     if isinstance(source, pa.Table):
         return source
-    if not isinstance(source, (str, Path)):
-        raise SampleError(f"{what} is {source!r}; give a pyarrow.Table, or the path of a Parquet or CSV file")
+    is_frame = hasattr(source, "__arrow_c_stream__")
+    if not is_frame and not isinstance(source, (str, Path)):
+        raise SampleError(
+            f"{what} is {source!r:.80}; give a pyarrow.Table, a data frame, or the path of a Parquet or CSV file"
+        )
     try:
+        if is_frame:
+            return pa.table(source)
         if Path(source).suffix.lower() in (".parquet", ".pq"):
             return parquet.read_table(source)
         return csv.read_csv(source)
     except (OSError, pa.ArrowException) as error:
-        raise SampleError(f"{what}: {source} can't be read: {error}") from error
+        raise SampleError(f"{what}: {source!s:.80} can't be read: {error}") from error

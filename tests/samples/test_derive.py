@@ -277,6 +277,16 @@ def test_a_function_sees_one_symbol_and_has_a_lookback() -> None:
     assert build_index(made, 3, None, Select()).n_samples == (10 - 4) + (8 - 4)
 
 
+def test_a_lookback_beyond_all_bars_leaves_no_value() -> None:
+    feature = Feature("x", lambda table: table["close"].to_numpy(), lookback=2**70)
+    assert np.isnan(derive(memory_pack({"A": range(5)}), Derive([feature])).column("x")).all()
+
+
+def test_what_is_no_recipe_is_refused() -> None:
+    with pytest.raises(SampleError, match=r"derive\(\) got \['range'\]"):
+        derive(memory_pack({"A": range(5)}), ["range"])  # type: ignore[arg-type]
+
+
 def test_a_lookback_does_not_reach_across_a_roll() -> None:
     pack = memory_pack({"A": range(10)}, contract=[1.0] * 5 + [2.0] * 5)
     made = derive(pack, Derive([Feature("mean", trailing_mean, lookback=2)], rolls="contract"))

@@ -186,6 +186,11 @@ def test_selections_that_are_refused(arguments: dict[str, Any], error: type[Exce
         Select(**arguments)
 
 
+def test_a_session_without_a_bar_is_named() -> None:
+    with pytest.raises(SampleError, match="no bar opens inside the session '10:00-11:00 UTC'; look at its hours"):
+        build_index(memory_pack({"A": range(10)}), 2, None, Select(session="10:00-11:00 UTC"))
+
+
 def test_sessions_are_for_bars_shorter_than_a_day() -> None:
     pack = memory_pack({"A": range(10)}, interval="1d", unit=DAY)
     with pytest.raises(SampleError, match="the bars are of 1d; sessions bound shorter ones"):

@@ -285,8 +285,18 @@ def events(symbols: str, rows: list[int], values: list[Any], ends: list[Any], ke
     )
 
 
+class Frame:
+    """What a data frame of pandas or Polars is to Arrow."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(schema)
+
+
 @pytest.mark.parametrize("key", ["time", "decision"])
-@pytest.mark.parametrize("kind", ["table", "parquet", "csv"])
+@pytest.mark.parametrize("kind", ["table", "parquet", "csv", "frame"])
 def test_events_label_their_bars(key: str, kind: str, tmp_path: Any) -> None:
     """In any order; a bar without one, or with an empty one, ends no sample."""
     table: Any = events("BAAAB", [7, 3, 0, 5, 1], [1.0, -1.0, 0.5, None, 2.5], [9, 4, 30, None, 2], key)
@@ -300,6 +310,8 @@ def test_events_label_their_bars(key: str, kind: str, tmp_path: Any) -> None:
             for row in table.to_pylist():
                 writer.writerow(["" if value is None else str(value) for value in row.values()])
         table = str(tmp_path / "labels.csv")
+    elif kind == "frame":
+        table = Frame(table)
     index = build_index(PACK, 1, Labels(table), Select())
     rows = served(index)
     assert rows.tolist() == [0, 3, 11, 13]
@@ -355,7 +367,7 @@ GOOD = events("AB", [1, 1], [1.0, 2.0], [2, 3])
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (5, "labels 'label' is 5; give a pyarrow.Table, or the path"),
+        (5, "labels 'label' is 5; give a pyarrow.Table, a data frame, or the path"),
         ("missing.csv", "missing.csv can't be read"),
         (GOOD.drop(["symbol"]), "no column 'symbol'; it has: time, label, label_end"),
         (GOOD.drop(["label"]), "no column 'label'"),
