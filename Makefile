@@ -54,6 +54,7 @@ test-gpu: setup  ## the tests that need a GPU; fails without one
 bench: setup  ## measure on this machine; results in benchmarks/results
 	$(PY) benchmarks/stage.py
 	$(PY) benchmarks/arena.py
+	$(PY) benchmarks/samples.py
 	$(PY) benchmarks/tables.py
 
 clean:  ## remove what the other targets made

@@ -5,8 +5,13 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.threads import parallel
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+
+# Values that are compared at once; their sort stays in the cache.
+_PART = 1 << 17
 
 
 def trailing_volatility(prices: FloatArray, run_firsts: IntArray, first: int, window: int, kind: str) -> FloatArray:
@@ -66,12 +71,49 @@ def across_symbols(values: FloatArray, instants: IntArray, how: str) -> FloatArr
     -------
     (n,) float64
     """
+    found = np.empty(len(values))
+
+    def relate(part: IntArray) -> None:
+        found[part] = _within(values[part], instants[part], how)
+
+    parallel(relate, _parts(instants))
+    return found
+
+
+def last_of_instant(ends: IntArray, instants: IntArray) -> IntArray:
+    """(n,) int64: the last of the ends that share an instant, for each of them."""
+    found = np.empty(len(ends), np.int64)
+
+    def look(part: IntArray) -> None:
+        order = np.argsort(instants[part], kind="stable")
+        groups = _edges(instants[part][order])
+        last = np.maximum.reduceat(ends[part][order], groups)
+        found[part[order]] = np.repeat(last, np.diff(groups, append=len(part)))
+
+    parallel(look, _parts(instants))
+    return found
+
+
+def _parts(instants: IntArray) -> list[IntArray]:
+    """Places, in parts that fit the cache; those of one instant in one part, each part in their order."""
+    n_parts = min(len(instants) // _PART + 1, 1 << 16)
+    some = np.sort(instants[:: max(1, len(instants) // (64 * n_parts))])
+    edges = np.unique(some[len(some) // n_parts :: max(1, len(some) // n_parts)])
+    # Sorted by radix, as its numbers are small.
+    parts = np.searchsorted(edges, instants, side="right").astype(np.min_scalar_type(len(edges)))
+    order = np.argsort(parts, kind="stable")
+    ends = np.cumsum(np.bincount(parts, minlength=len(edges) + 1))
+    return [part for part in np.split(order, ends[:-1]) if len(part)]
+
+
+def _within(values: FloatArray, instants: IntArray, how: str) -> FloatArray:
+    """:func:`across_symbols` of at least one value."""
     order = np.lexsort((values, instants)) if how == "rank" else np.argsort(instants, kind="stable")
     groups = _edges(instants[order])
     sizes = np.diff(groups, append=len(values))
     found = np.empty(len(values))
     if how == "demean":
-        means = np.add.reduceat(values[order], groups) / sizes if len(values) else np.empty(0)
+        means = np.add.reduceat(values[order], groups) / sizes
         found[order] = values[order] - np.repeat(means, sizes)
         return found
     # Twice the mean rank of a stretch of equal values: its first and its last rank, counted from 1, added up.
@@ -84,21 +126,8 @@ def across_symbols(values: FloatArray, instants: IntArray, how: str) -> FloatArr
     return found
 
 
-def last_of_instant(ends: IntArray, instants: IntArray) -> IntArray:
-    """(n,) int64: the last of the ends that share an instant, for each of them."""
-    if not len(ends):
-        return ends
-    order = np.argsort(instants, kind="stable")
-    groups = _edges(instants[order])
-    found = np.empty(len(ends), np.int64)
-    found[order] = np.repeat(np.maximum.reduceat(ends[order], groups), np.diff(groups, append=len(ends)))
-    return found
-
-
 def _edges(*keys: npt.NDArray[np.generic]) -> IntArray:
     """Where stretches of equal keys begin."""
-    if not len(keys[0]):
-        return np.empty(0, np.int64)
     changed = np.ones(len(keys[0]), bool)
     changed[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     return np.flatnonzero(changed)

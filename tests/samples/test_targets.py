@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.errors import SampleError
-from stager.samples import labelling
+from stager.samples import labelling, scaling
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.labels import Labels
 from stager.samples.plan import describe
+from stager.samples.scaling import across_symbols, last_of_instant
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
@@ -223,6 +224,29 @@ def test_cross_sections_are_those_of_a_loop(data: st.DataObject) -> None:
         else:
             rank = sum(peer < value for peer in peers) + (sum(peer == value for peer in peers) + 1) / 2
             assert index.y[row] == np.float32((rank - (len(peers) + 1) / 2) / len(peers))
+
+
+@pytest.mark.parametrize("n", [0, 1, 5, 1000])
+@pytest.mark.parametrize("n_instants", [1, 3, 1000])
+def test_cross_sections_do_not_depend_on_how_they_are_cut(
+    monkeypatch: pytest.MonkeyPatch, n: int, n_instants: int
+) -> None:
+    random = np.random.default_rng(n)
+    instants = random.integers(0, n_instants, n) * MINUTE
+    values, ends = random.integers(0, 9, n).astype(float), random.integers(0, 10**18, n)
+    for how in ("rank", "demean"):
+        found = []
+        for size in (1 << 17, 1, 7, 100):
+            monkeypatch.setattr(scaling, "_PART", size)
+            found.append((across_symbols(values, instants, how), last_of_instant(ends, instants)))
+        for one, last in found:
+            np.testing.assert_array_equal(one, found[0][0])
+            np.testing.assert_array_equal(last, found[0][1])
+            if n:
+                for moment in np.unique(instants):
+                    peers = instants == moment
+                    assert abs(one[peers].mean()) < 1e-9
+                    assert set(last[peers].tolist()) == {int(ends[peers].max())}
 
 
 def test_a_label_of_a_cross_section_is_known_when_all_of_it_is() -> None:
