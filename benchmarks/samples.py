@@ -1,6 +1,6 @@
 """Finding the samples: seconds, and bytes a row, of what a Stager needs beyond the rows themselves.
 
-python benchmarks/samples.py               # 50 million rows of 5,000 symbols; about a minute and 8 GB on two cores
+python benchmarks/samples.py               # 50 million rows of 5,000 symbols; about two minutes and 12 GB on two cores
 python benchmarks/samples.py --rows 5e6
 """
 
