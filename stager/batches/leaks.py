@@ -15,7 +15,6 @@ from stager.batches.resident import as_pack
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples.derive import Derive, derive
-from stager.samples.folds import cut_folds, in_time
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.labelling import Targets, as_targets
 from stager.samples.normalize import Normalize
@@ -38,8 +37,9 @@ class Leak:
 
     Attributes
     ----------
-    kind : {"input", "sample", "label", "fold"}
-        A value of a window; whether there is a sample at all; a target; a training label that overlaps a test.
+    kind : {"input", "sample", "label", "fold", "statistics"}
+        A value of a window; whether there is a sample at all; a target; a training label that overlaps a test; what
+        normalisation fitted for a fold.
     change : str
         What was done to later bars; of a fold, which one.
     symbol : str
@@ -65,6 +65,12 @@ class Request:
     select: Chosen
     normalize: Normalize
     prepare: Prepare
+    split: Scheme | None
+
+    @property
+    def of_window(self) -> Normalize:
+        """Normalisation without what each fold fits on its own training, which is checked with the folds."""
+        return self.normalize if self.split is None else replace(self.normalize, fit="window")
 
     def prepared(self, bars: Pack) -> Pack:
         """What is derived from bars."""
@@ -133,7 +139,7 @@ class Built:
             select = replace(select, symbols=[symbol for symbol in select.symbols if symbol in set(pack.symbols)])
         self.request, self.select = request, select
         # Without a target, because a label needs the future.
-        self.inputs = self.samples(None)
+        self.inputs = self.samples(None, request.of_window)
         self.gather = HostGather(pack.rows, self.inputs.index)
         served = self.inputs.index.columns
         self.columns = pack.columns if served is None else tuple(pack.columns[column] for column in served)
@@ -142,12 +148,11 @@ class Built:
         self.labelled: Samples | None = None
         if self.targets:
             with contextlib.nullcontext() if strict else contextlib.suppress(SampleError):  # no sample has a label yet
-                self.labelled = self.samples(self.targets)
+                self.labelled = self.samples(self.targets, request.of_window)
 
-    def samples(self, target: Targets) -> Samples:
+    def samples(self, target: Targets, normalize: Normalize) -> Samples:
         """The samples with a target."""
-        request = self.request
-        return Samples(self.pack, build_index(self.pack, request.window, target, self.select, request.normalize))
+        return Samples(self.pack, build_index(self.pack, self.request.window, target, self.select, normalize))
 
 
 class Findings:
@@ -265,29 +270,6 @@ def _compare_labels(
             f"{other[first]} instead of {one[first]} when later bars are {change}"
         )
         found.add("label", change, (symbol, decision), text)
-
-
-def check_folds(now: Built, split: Scheme, found: Findings) -> int:
-    """Look for training labels that overlap a test, from decision to label end; returns the number of folds."""
-    pack, index = now.pack, now.samples(now.request.target).index
-    folds = cut_folds(pack, index, None if index.y is None else index.known_at, split)
-    for fold in folds:
-        tests = in_time(pack, index, fold)
-        train, test = Samples(pack, fold.train), Samples(pack, index, tests.rows_between(0, tests.n_samples))
-        order, ends = np.argsort(test.decisions, kind="stable"), train.label_ends()
-        latest = np.maximum.accumulate(test.label_ends()[order])
-        # Of the tests that are decided before a training label ends, the last label end.
-        n_before = np.searchsorted(test.decisions[order], ends, side="left")
-        overlap = (n_before > 0) & (latest[np.maximum(n_before, 1) - 1] > train.decisions)
-        if overlap.any():
-            first = train.earliest(overlap)
-            symbol, decision = train.place(first)
-            text = (
-                f"fold {fold.number + 1} trains on {int(overlap.sum()):,} samples whose labels overlap its test; the "
-                f"first is of {symbol}, decided at {stamp(decision)}, its label known at {stamp(int(ends[first]))}"
-            )
-            found.add("fold", f"fold {fold.number + 1}", (symbol, decision), text)
-    return len(folds)
 
 
 def stamp(instant: int | np.datetime64) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from stager.batches.configured import read_configuration
-from stager.batches.leaks import Built, Chosen, Findings, Leak, Prepare, Request, check_folds, compare, stamp
+from stager.batches.fold_leaks import check_folds
+from stager.batches.leaks import Built, Chosen, Findings, Leak, Prepare, Request, compare, stamp
 from stager.batches.resident import PackSource, as_pack
 from stager.errors import SampleError
 from stager.packs.layout import Pack
@@ -98,7 +99,7 @@ def leaktest(
     prepare : Derive or callable, optional
         What you make of the bars before a Stager serves them: a recipe, or a function from a Pack to a Pack.
     split : WalkForward, PurgedKFold or Combinatorial, optional
-        Folds whose training labels are checked against their tests.
+        Folds whose training labels are checked against their tests, and whose fitted statistics against their training.
     decisions : int
         How many, drawn at random; each costs four rebuilds of everything.
     seed : int
@@ -118,7 +119,7 @@ def leaktest(
     if isinstance(decisions, bool) or not isinstance(decisions, (int, np.integer)) or decisions < 1:
         raise SampleError(f"decisions is {decisions!r}; it must be an integer of at least 1")
     bars = as_pack(source)
-    request = Request(window, target, select, as_normalize(normalize), prepare)
+    request = Request(window, target, select, as_normalize(normalize), prepare, split)
     now = Built(bars, request, strict=True)
     rng = np.random.default_rng(seed)
     instants = np.unique(now.inputs.decisions)
@@ -129,7 +130,7 @@ def leaktest(
             later = change(bars, int(instant), rng)
             if later is not None:
                 compare(now, _rebuilt(later, request), int(instant), name, rng, found)
-    n_folds = 0 if split is None else check_folds(now, split, found)
+    n_folds = check_folds(now, found)
     return LeakReport(
         tuple(drawn.view("datetime64[ns]")),
         found.n_samples,

@@ -17,8 +17,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import stager
-from stager import Combinatorial, Derive, Feature, Labels, PurgedKFold, ReadOptions, Select, Target, TimeFrame
-from stager.batches import leaks
+from stager import (
+    Combinatorial,
+    Derive,
+    Feature,
+    Labels,
+    Normalize,
+    PurgedKFold,
+    ReadOptions,
+    Select,
+    Target,
+    TimeFrame,
+)
+from stager.batches import fold_leaks, leaks
 from stager.batches.leaktest import leaktest
 from stager.cli import main
 from stager.errors import SampleError
@@ -55,7 +66,7 @@ def kinds(report: Any) -> set[str]:
 @given(
     seed=st.integers(0, 2**32),
     fill=st.booleans(),
-    normalize=st.sampled_from(["none", "last", "zscore"]),
+    normalize=st.sampled_from(["none", "last", "zscore", Normalize(other="zscore", fit="train")]),
     target=st.sampled_from(
         [
             None,
@@ -81,6 +92,8 @@ def test_an_honest_pipeline_has_no_leak(seed, fill, normalize, target, select, s
     recipe = Derive(
         ["log_return", TimeFrame("5min"), mean], fill="previous" if fill else "none", cap=2 if fill else None
     )
+    if split is None and isinstance(normalize, Normalize):
+        normalize = "last"  # what is fitted on all samples knows the future
     try:
         report = leaktest(
             bars(seed), window=4, target=target, select=select, normalize=normalize, prepare=recipe, split=split,
@@ -211,7 +224,7 @@ def test_a_ranking_among_all_symbols_that_will_ever_be_is_found():
 
 
 def test_a_purge_one_bar_short_is_found(monkeypatch):
-    honest = leaks.cut_folds
+    honest = fold_leaks.cut_folds
 
     def short(pack: Pack, index: SampleIndex, ends: Any, scheme: Any) -> Any:
         """Labels are taken to end a bar before they do."""
@@ -219,7 +232,7 @@ def test_a_purge_one_bar_short_is_found(monkeypatch):
 
     arguments: dict[str, Any] = {"window": 4, "target": Target(horizon=4), "split": PurgedKFold(4, embargo="0min")}
     assert not leaktest(bars(), **arguments, decisions=1).leaks
-    monkeypatch.setattr(leaks, "cut_folds", short)
+    monkeypatch.setattr(fold_leaks, "cut_folds", short)
     report = leaktest(bars(), **arguments, decisions=1)
     assert kinds(report) == {"fold"}
     assert {leak.change for leak in report.leaks} <= {f"fold {number}" for number in range(1, 5)}
@@ -233,6 +246,30 @@ def test_a_label_that_is_known_later_than_it_says_is_found(monkeypatch):
     assert kinds(report) <= {"label", "sample"}
     assert "label" in kinds(report)
     assert "said to be known by" in next(leak.text for leak in report.leaks if leak.kind == "label")
+
+
+def test_statistics_of_all_samples_are_found():
+    """With folds each fits its own; without them they are those of all samples, the later ones too."""
+    fitted = Normalize("zscore", "zscore", "none", fit="train")
+    report = leaktest(bars(), window=4, normalize=fitted, decisions=3)
+    assert kinds(report) == {"input"}
+    assert not leaktest(bars(), window=4, normalize=fitted, split=PurgedKFold(3), decisions=3).leaks
+
+
+def test_statistics_of_more_than_the_training_are_found(monkeypatch):
+    honest = SampleIndex.refit
+    whole = bars()
+
+    def fit_on_all(index: SampleIndex, pack: Pack) -> SampleIndex:
+        everything = replace(index, span_rows=np.array([10]), span_ids=np.array([0, pack.n_rows - 10]))
+        return replace(index, fitted=honest(everything, pack).fitted)
+
+    monkeypatch.setattr(SampleIndex, "refit", fit_on_all)
+    report = leaktest(
+        whole, window=4, normalize=Normalize("zscore", "zscore", "none", fit="train"), split=PurgedKFold(3), decisions=1
+    )
+    assert kinds(report) == {"statistics"}
+    assert "those of its training are" in report.leaks[0].text
 
 
 def test_a_look_back_beyond_the_declared_one_is_no_leak_of_the_future():

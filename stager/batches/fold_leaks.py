@@ -1,0 +1,56 @@
+"""Finding what a fold's training knows of its test."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from stager.batches.leaks import Built, Findings, Samples, stamp
+from stager.packs.layout import Pack
+from stager.samples.folds import FoldSamples, cut_folds, in_time
+from stager.samples.normalize import FITTED
+
+
+def check_folds(now: Built, found: Findings) -> int:
+    """Look at each fold for training labels that overlap its test, from decision to label end, and for statistics that
+    are not those of its training; returns the number of folds."""
+    request = now.request
+    if request.split is None:
+        return 0
+    pack, index = now.pack, now.samples(request.target, request.normalize).index
+    folds = cut_folds(pack, index, None if index.y is None else index.known_at, request.split)
+    for fold in folds:
+        _check_statistics(pack, fold, found)
+        tests = in_time(pack, index, fold)
+        train, test = Samples(pack, fold.train), Samples(pack, index, tests.rows_between(0, tests.n_samples))
+        order, ends = np.argsort(test.decisions, kind="stable"), train.label_ends()
+        latest = np.maximum.accumulate(test.label_ends()[order])
+        # Of the tests that are decided before a training label ends, the last label end.
+        n_before = np.searchsorted(test.decisions[order], ends, side="left")
+        overlap = (n_before > 0) & (latest[np.maximum(n_before, 1) - 1] > train.decisions)
+        if overlap.any():
+            first = train.earliest(overlap)
+            symbol, decision = train.place(first)
+            text = (
+                f"fold {fold.number + 1} trains on {int(overlap.sum()):,} samples whose labels overlap its test; the "
+                f"first is of {symbol}, decided at {stamp(decision)}, its label known at {stamp(int(ends[first]))}"
+            )
+            found.add("fold", f"fold {fold.number + 1}", (symbol, decision), text)
+    return len(folds)
+
+
+def _check_statistics(pack: Pack, fold: FoldSamples, found: Findings) -> None:
+    index = fold.train.refit(pack)
+    if index.fitted is None or index.methods is None:
+        return
+    train = Samples(pack, index)
+    for place in np.flatnonzero(index.methods == FITTED):
+        column = int(place) if index.columns is None else int(index.columns[place])
+        values = pack.rows[train.rows, column].astype(np.float64)
+        wanted = np.array([values.mean(), values.std() or 1.0])
+        if not np.allclose(index.fitted[:, place], wanted, rtol=1e-6, atol=1e-9 * np.abs(values).max()):
+            name = f"fold {fold.number + 1}"
+            text = (
+                f"{name} normalises {pack.columns[column]} by mean {index.fitted[0, place]:.7g} and deviation "
+                f"{index.fitted[1, place]:.7g}; those of its training are {wanted[0]:.7g} and {wanted[1]:.7g}"
+            )
+            found.add("statistics", name, train.place(train.earliest()), text)
