@@ -21,7 +21,8 @@ HEADINGS = {
     "of_ceiling": "of the pinned copy",
     "of_copy": "speed, of the copy",
     "of_read_csv": "time, of read_csv",
-    "times_ours": "time, of stage_arrays",
+    "times_ours": "time, of stager",
+    "bytes_a_row": "bytes a row",
 }
 
 
@@ -41,9 +42,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         known = row["min"] is not None
         spread = (f"{seconds(row['min'])} to {seconds(row['max'])}, " if known else "not kept, ") + str(row["n"])
-        cells = [f"{row[key]:.1f}" if key == "gbps" else f"{row[key]:.2f}" if key in row else "" for key in extra]
+        cells = [_shown(key, row[key]) if key in row else "" for key in extra]
         lines.append("| " + " | ".join([row["name"], seconds(row["seconds"]), spread, *cells]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def _shown(key: str, value: float) -> str:
+    if key == "gbps":
+        return f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
 def by_allocator(rows: list[dict[str, Any]]) -> str:
