@@ -10,12 +10,12 @@ import numpy.typing as npt
 
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
-from stager.samples.order import Order
+from stager.samples.schedule import Schedule
 from stager.samples.uniqueness import uniqueness
 
 
 class Batch:
-    """Consecutive positions of an epoch, gathered.
+    """Consecutive positions of an epoch, of samples or of decision instants, gathered.
 
     ``x`` and ``y`` are copies of the staged rows: they stay right for as long as they are referred to, and may be
     written to. What is told about the samples is computed on the host when asked for.
@@ -30,11 +30,11 @@ class Batch:
         The target, or a column for each of a list of targets, NaN where a sample lacks it; None without a target.
     """
 
-    __slots__ = ("_about", "_first", "_order", "epoch", "number", "x", "y")
+    __slots__ = ("_about", "_schedule", "epoch", "number", "x", "y")
 
-    def __init__(self, epoch: int, number: int, x: Any, y: Any, about: About, order: Order, first: int) -> None:
+    def __init__(self, epoch: int, number: int, x: Any, y: Any, about: About, schedule: Schedule) -> None:
         self.epoch, self.number, self.x, self.y = epoch, number, x, y
-        self._about, self._order, self._first = about, order, first
+        self._about, self._schedule = about, schedule
 
     def __len__(self) -> int:
         return int(self.x.shape[0])
@@ -45,7 +45,7 @@ class Batch:
     @property
     def sample_ids(self) -> npt.NDArray[np.int64]:
         """(size,) int64 on the host."""
-        return self._order.sample_ids(self._first, len(self))
+        return self._schedule.sample_ids(self.number, self.number + 1)
 
     @property
     def symbols(self) -> list[str]:

@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,7 @@ from stager.bars.threads import thread_count
 from stager.errors import ClosedError
 from stager.samples.index import SampleIndex
 from stager.samples.normalize import apply
-from stager.samples.order import Order
+from stager.samples.schedule import Schedule
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -59,29 +60,32 @@ class HostGather:
         # Another thread may close while batches are served.
         self._lock = threading.Lock()
 
-    def batches(self, order: Order, first: int, stop: int, batch_size: int) -> Iterator[Group]:
-        """The batches at positions ``first : stop`` of an epoch, in order; small ones share an array."""
-        per_task = batch_size * max(1, _TASK_NBYTES // (4 * batch_size * self._windows.shape[1]))
-        per_order = per_task * max(1, _ORDER_POSITIONS // per_task)
+    def batches(self, schedule: Schedule, first: int, stop: int) -> Iterator[Group]:
+        """Batches ``first : stop`` of an epoch, in order; small ones share an array."""
+        per_task = max(1, _TASK_NBYTES // (4 * schedule.typical_size * self._windows.shape[1]))
+        per_order = per_task * max(1, _ORDER_POSITIONS // (per_task * schedule.typical_size))
         n_ahead = min(thread_count(), _MOST_THREADS)
-        orders: deque[Future[IntArray]] = deque()
-        groups: deque[Future[Group]] = deque()
+        orders: deque[Future[tuple[IntArray, IntArray]]] = deque()
+        # With where the batches of each begin and end.
+        groups: deque[tuple[Future[Group], IntArray]] = deque()
         try:
             for start in range(first, stop + per_order, per_order):
                 # The order of the next positions is worked out while the last are gathered.
                 is_last = start >= stop
                 if not is_last:
-                    orders.append(self._submit(self._decide, order, start, min(per_order, stop - start)))
+                    orders.append(self._submit(self._decide, schedule, start, min(start + per_order, stop)))
                 if orders and (is_last or len(orders) > 1):
-                    decisions = orders.popleft().result()
-                    for offset in range(0, len(decisions), per_task):
-                        groups.append(self._submit(self.gather, decisions[offset : offset + per_task]))
+                    decisions, offsets = orders.popleft().result()
+                    for batch in range(0, len(offsets) - 1, per_task):
+                        edges = offsets[batch : batch + per_task + 1]
+                        part = decisions[edges[0] : edges[-1]]
+                        groups.append((self._submit(self.gather, part), edges - edges[0]))
                         if len(groups) > n_ahead:
-                            yield from _split(groups.popleft().result(), batch_size)
+                            yield from _split(*groups.popleft())
             while groups:
-                yield from _split(groups.popleft().result(), batch_size)
+                yield from _split(*groups.popleft())
         finally:
-            pending: list[Future[Any]] = [*orders, *groups]
+            pending: list[Future[Any]] = [*orders, *(group for group, _ in groups)]
             for future in pending:
                 future.cancel()
 
@@ -101,9 +105,9 @@ class HostGather:
                 self._pool = ThreadPoolExecutor(min(thread_count(), _MOST_THREADS), "stager-gather")
             return self._pool.submit(work, *arguments)
 
-    def _decide(self, order: Order, first: int, count: int) -> IntArray:
-        """The decision rows at some positions."""
-        return self._index.rows(order.sample_ids(first, count))
+    def _decide(self, schedule: Schedule, first: int, stop: int) -> tuple[IntArray, IntArray]:
+        """The decision rows of some batches, and where batches begin and end among them."""
+        return self._index.rows(schedule.sample_ids(first, stop)), schedule.offsets(first, stop)
 
     def gather(self, decisions: IntArray) -> Group:
         """Windows and targets of some decision rows."""
@@ -115,7 +119,7 @@ class HostGather:
         return x, None if self._index.y is None else self._index.y[decisions]
 
 
-def _split(group: Group, batch_size: int) -> Iterator[Group]:
-    x, y = group
-    for first in range(0, len(x), batch_size):
-        yield x[first : first + batch_size], None if y is None else y[first : first + batch_size]
+def _split(group: Future[Group], edges: IntArray) -> Iterator[Group]:
+    x, y = group.result()
+    for first, stop in pairwise(edges.tolist()):
+        yield x[first:stop], None if y is None else y[first:stop]

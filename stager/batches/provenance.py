@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ def newest(pack: Pack, index: SampleIndex, target: Any) -> SampleIndex:
     rows = np.where(spans >= 0, lasts[spans], -1)
     rows = rows[rows >= pack.first_rows]
     reasons = {"not the newest": index.n_samples - len(rows)}
-    return replace(index, span_rows=rows, span_ids=np.arange(len(rows) + 1), reasons=index.reasons | reasons)
+    return index.of_rows(rows, reasons)
 
 
 def to_table(pack: Pack, index: SampleIndex, about: About, predictions: Any) -> pa.Table:

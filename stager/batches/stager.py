@@ -24,6 +24,7 @@ from stager.samples.labelling import Targets
 from stager.samples.normalize import Normalize, as_normalize
 from stager.samples.order import Order
 from stager.samples.plan import Plan, make_plan
+from stager.samples.schedule import Schedule, by_time, instants_of
 from stager.samples.schemes import Scheme, read_scheme
 from stager.samples.select import Select
 
@@ -43,9 +44,12 @@ class Stager:
         One gives ``batch.y (batch,)``, a sequence ``(batch, n_targets)``, where a sample has at least one of them.
         None serves every complete window, the newest included.
     batch_size : int
+        Samples of a batch; with ``shuffle="time"``, decision instants of a batch.
     seed : int
         With the epoch it decides the order: a pure function, equal on every device.
-    shuffle : {"full", False}
+    shuffle : {"full", "time", False}
+        "time" shuffles decision instants, each with its samples of all symbols, which come in the order of symbols:
+        the cross-section of an instant is never torn. Samples are then numbered by time.
     last : {"keep", "drop"}
         Whether an epoch's last, shorter batch is served.
     select : Select
@@ -80,7 +84,7 @@ class Stager:
         target: Targets = None,
         batch_size: int,
         seed: int = 0,
-        shuffle: Literal["full"] | bool = "full",
+        shuffle: Literal["full", "time"] | bool = "full",
         last: Literal["keep", "drop"] = "keep",
         select: Select = Select(),  # noqa: B008 - frozen
         normalize: str | Normalize = "none",
@@ -94,11 +98,14 @@ class Stager:
             raise SampleError(f"last is {last!r}; there are 'keep' and 'drop'")
         if isinstance(source, Resident) and (device, placement) != ("auto", "auto"):
             raise ConfigError("device and placement belong to stage(); a Resident lies where it was staged")
+        if shuffle is not False and shuffle not in ("full", "time"):
+            raise SampleError(f"shuffle is {shuffle!r}; there are 'full', 'time' and False")
         # Checked before staging, which may take a while.
-        Order(1, seed, 0, shuffle)
+        Order(1, seed)
         scaling = as_normalize(normalize)
         self.seed, self.shuffle, self.last, self.batch_size = int(seed), shuffle, last, int(batch_size)
         self.target, self.window = target, window
+        self._by_time = shuffle == "time"
         self._owned = not isinstance(source, Resident)
         if isinstance(source, Resident):
             resident = source
@@ -107,7 +114,8 @@ class Stager:
         self._resident: Resident | None = resident
         try:
             self._scaling = scaling
-            self._open(resident, build_index(resident.pack, window, target, select, scaling))
+            index = build_index(resident.pack, window, target, select, scaling)
+            self._open(resident, by_time(resident.pack, index) if self._by_time else index)
         except BaseException:
             self.close()
             raise
@@ -116,9 +124,11 @@ class Stager:
         """Serve the samples of an index."""
         like = getattr(self, "_gather", None)
         self._index = index
-        if self.last == "drop" and index.n_samples < self.batch_size:
+        self._instants = instants_of(resident.pack, index) if self._by_time else None
+        if self.last == "drop" and self._n_positions < self.batch_size:
+            what = "decision instants" if self._by_time else "samples"
             raise SampleError(
-                f"{index.n_samples:,} samples fill no batch of {self.batch_size:,}, and last='drop' serves no "
+                f"{self._n_positions:,} {what} fill no batch of {self.batch_size:,}, and last='drop' serves no "
                 f"shorter one; use a smaller batch_size or last='keep'"
             )
         self._about = About(resident.pack, index)
@@ -128,14 +138,17 @@ class Stager:
         self.plan: Plan = make_plan(
             resident.pack, index, self.target, self._scaling, batch_size=self.batch_size, n_batches=len(self),
             device=str(resident.device), placement=resident.placement, path=resident.path, fold=fold,
+            n_instants=None if self._instants is None else self._n_positions,
         )  # fmt: skip
 
-    def _part(self, index: SampleIndex, fold: str, part: Literal["train", "test"]) -> Stager:
-        """A Stager of some of the samples, over the same rows; a test comes in the order of the index, all of it."""
+    def _part(self, index: SampleIndex, fold: str, part: Literal["train", "test", "latest"]) -> Stager:
+        """A Stager of some of the samples, over the same rows; all but training comes unshuffled, all of it."""
         resident, made = self.resident, copy.copy(self)
         made._owned = False
-        if part == "test":
+        if part != "train":
             made.shuffle, made.last = False, "keep"
+        if part == "latest":
+            made._by_time, made.batch_size = False, index.n_samples
         made._open(resident, index, fold)
         return made
 
@@ -187,8 +200,13 @@ class Stager:
 
     def __len__(self) -> int:
         """Batches of an epoch."""
-        full, rest = divmod(self.n_samples, self.batch_size)
+        full, rest = divmod(self._n_positions, self.batch_size)
         return full + (1 if rest and self.last == "keep" else 0)
+
+    @property
+    def _n_positions(self) -> int:
+        """What is shuffled: samples, or decision instants."""
+        return self.n_samples if self._instants is None else len(self._instants) - 1
 
     def batches(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from batch `start` on.
@@ -201,10 +219,10 @@ class Stager:
             If `epoch` or `start` is out of range.
         ClosedError
         """
-        order = self._order(epoch)
+        schedule = self._schedule(epoch)
         if not _is_index(start, len(self) + 1):
             raise SampleError(f"start is {start!r}; an epoch has batches 0 to {len(self) - 1}")
-        return self._serve(int(epoch), int(start), order)
+        return self._serve(int(epoch), int(start), schedule)
 
     def sample_id(self, epoch: int, batch: int, sample: int) -> int:
         """The sample at a place of an epoch, 0..n_samples-1.
@@ -214,14 +232,13 @@ class Stager:
         SampleError
             If there is no such batch or sample.
         """
-        order = self._order(epoch)
+        schedule = self._schedule(epoch)
         if not _is_index(batch, len(self)):
             raise SampleError(f"there is no batch {batch!r}; an epoch has batches 0 to {len(self) - 1}")
-        first = batch * self.batch_size
-        size = min(self.batch_size, self.n_samples - first)
+        size = int(schedule.offsets(batch, batch + 1)[-1])
         if not _is_index(sample, size):
             raise SampleError(f"there is no sample {sample!r} in batch {batch}; it has samples 0 to {size - 1}")
-        return int(order.sample_ids(first + sample, 1)[0])
+        return schedule.sample_id(batch, sample)
 
     def view(self, epoch: int, batch: int, sample: int) -> Any:
         """(window, n_columns) float32 raw rows of one sample, all columns of the pack, zero copy: do not write.
@@ -271,8 +288,7 @@ class Stager:
         SampleError
             With a target: the windows whose label is not known yet are no samples then.
         """
-        made = self._part(newest(self.resident.pack, self._index, self.target), "", "test")
-        made.batch_size = made.n_samples
+        made = self._part(newest(self.resident.pack, self._index, self.target), "", "latest")
         (batch,) = made.batches()
         made.close()
         return batch
@@ -337,21 +353,20 @@ class Stager:
         state = " closed" if self._resident is None else ""
         return f"<Stager{state}: {self.n_samples:,} samples of {self.window} rows, {len(self):,} batches>"
 
-    def _order(self, epoch: int) -> Order:
+    def _schedule(self, epoch: int) -> Schedule:
         self._check_open()
-        return Order(self.n_samples, self.seed, epoch, self.shuffle)
+        shuffle = "full" if self.shuffle else False
+        return Schedule(Order(self._n_positions, self.seed, epoch, shuffle), self.batch_size, self._instants)
 
     def _check_open(self) -> None:
         if self._resident is None or self._resident.closed:
             raise ClosedError("this Stager, or the rows it borrowed, was closed")
 
-    def _serve(self, epoch: int, start: int, order: Order) -> Iterator[Batch]:
-        stop = min(self.n_samples, len(self) * self.batch_size)
-        first = start * self.batch_size
+    def _serve(self, epoch: int, start: int, schedule: Schedule) -> Iterator[Batch]:
         # The iterator may be begun, or gone on with, long after it was made.
         self._check_open()
-        for number, (x, y) in enumerate(self._gather.batches(order, first, stop, self.batch_size), start):
-            yield Batch(epoch, number, x, y, self._about, order, number * self.batch_size)
+        for number, (x, y) in enumerate(self._gather.batches(schedule, start, len(self)), start):
+            yield Batch(epoch, number, x, y, self._about, schedule)
             self._check_open()
 
 

@@ -39,7 +39,7 @@ __device__ __forceinline__ i64 sample_at(const Order &order, i64 position) {
     return x;
 }
 
-// The last span that begins at or before the sample.
+// The last span (or block) that begins at or before the sample (or place).
 __device__ __forceinline__ i64 find_span(const i64 *span_ids, i64 n_spans, i64 sample) {
     i64 lo = 0, hi = n_spans;
     while (hi - lo > 1) {
@@ -49,13 +49,22 @@ __device__ __forceinline__ i64 find_span(const i64 *span_ids, i64 n_spans, i64 s
     return lo;
 }
 
+// Samples follow from the order, or come as blocks of consecutive ones: those of a decision instant.
 extern "C" __global__ void resolve(
-    const Order order, i64 first, i64 count, i64 window, i64 row_nbytes,
+    const Order order, i64 first, i64 count,
+    const i64 *__restrict__ block_places, const i64 *__restrict__ block_samples, i64 n_blocks,
+    i64 window, i64 row_nbytes,
     const i64 *__restrict__ span_ids, const i64 *__restrict__ span_rows, i64 n_spans,
     const u64 *__restrict__ bases, i64 base_rows,
     const float *__restrict__ target, int n_targets, u64 *__restrict__ addresses, float *__restrict__ y) {
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < count; i += (i64)gridDim.x * blockDim.x) {
-        i64 sample = sample_at(order, first + i);
+        i64 sample;
+        if (n_blocks) {
+            i64 block = find_span(block_places, n_blocks, i);
+            sample = block_samples[block] + (i - block_places[block]);
+        } else {
+            sample = sample_at(order, first + i);
+        }
         i64 span = find_span(span_ids, n_spans, sample);
         i64 row = span_rows[span] + (sample - span_ids[span]);
         i64 start = row - window + 1;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -68,6 +69,19 @@ def order_parameters(order: Any) -> npt.NDArray[np.void]:
         parameters["n_rounds"] = len(order.keys)
         parameters["keys"][: len(order.keys)] = order.keys
     return parameters
+
+
+class Schedule(Protocol):
+    """What the gather needs of an epoch, see :class:`stager.samples.schedule.Schedule`."""
+
+    @property
+    def order(self) -> Any: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def typical_size(self) -> int: ...
+    def offsets(self, first: int, stop: int) -> npt.NDArray[np.int64]: ...
+    def blocks(self, first: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None: ...
 
 
 class Tables(Protocol):
@@ -149,35 +163,43 @@ class CudaGather:
         memory, _ = device_memory.load(driver, table.nbytes, watch, "free some, or serve fewer samples", copy)
         return cupy.ndarray(table.shape, table.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
-    def batches(self, order: Any, first: int, stop: int, batch_size: int) -> Iterator[tuple[Any, Any]]:
-        """The batches at positions ``first : stop`` of an epoch, in order, as views of groups.
+    def batches(self, schedule: Schedule, first: int, stop: int) -> Iterator[tuple[Any, Any]]:
+        """Batches ``first : stop`` of an epoch, in order, as views of groups.
 
         A group is gathered on the stream that is current when it is asked for, and its memory is used again, on that
         stream, after its last view has died.
         """
         sample_nbytes = 4 * self._sample_shape[0] * self._sample_shape[1]
-        per_group = batch_size * max(1, _GROUP_NBYTES // (batch_size * sample_nbytes))
+        per_group = max(1, _GROUP_NBYTES // (schedule.typical_size * sample_nbytes))
         for start in range(first, stop, per_group):
-            count = min(per_group, stop - start)
-            x, y = self._group(order, start, count)
-            for offset in range(0, count, batch_size):
-                size = min(batch_size, count - offset)
+            end = min(start + per_group, stop)
+            edges = schedule.offsets(start, end).tolist()
+            x, y = self._group(schedule, start, end, edges[-1])
+            for offset, after in pairwise(edges):
+                size = after - offset
                 yield _view(x, offset, size), None if y is None else _view(y, offset, size)
 
-    def _group(self, order: Any, first: int, count: int) -> tuple[Any, Any]:
+    def _group(self, schedule: Schedule, first: int, stop: int, count: int) -> tuple[Any, Any]:
         """x (count, window, n_columns) and y (count[, n_targets]) float32 or None, on the current stream."""
+        blocks = schedule.blocks(first, stop)
         with self._device:
             stream = cupy.cuda.get_current_stream()
             with cupy.cuda.using_allocator(self._pool.malloc):
                 x = cupy.empty((count, *self._sample_shape), cupy.float32)
                 y = None if self._y is None else cupy.empty((count, *self._y_shape), cupy.float32)
                 addresses = cupy.empty(count, cupy.uint64)
+                # CuPy copies this on the stream, by way of pinned memory that it keeps until the copy is done.
+                chosen = None if blocks is None else cupy.asarray(np.stack(blocks))
+            places, samples, n_blocks = (
+                (0, 0, 0) if chosen is None else (*(part.data.ptr for part in chosen), len(chosen[0]))
+            )
             target, labels = (0, 0) if self._y is None or y is None else (self._y.data.ptr, y.data.ptr)
             self._kernels["resolve"](
                 (min(_MAX_BLOCKS, -(-count // _THREADS)),),
                 (_THREADS,),
                 (
-                    order_parameters(order), np.int64(first), np.int64(count),
+                    order_parameters(schedule.order), np.int64(first * schedule.batch_size), np.int64(count),
+                    np.uint64(places), np.uint64(samples), np.int64(n_blocks),
                     np.int64(self._window), np.int64(self._row_nbytes),
                     *self._tables, np.int64(len(self._tables[1])),
                     self._bases, np.int64(self._base_rows), np.uint64(target),

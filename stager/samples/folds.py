@@ -153,8 +153,9 @@ def in_time(pack: Pack, index: SampleIndex, fold: FoldSamples) -> SampleIndex:
 
     parts = parallel(look, _parts(index.n_samples))
     rows, decisions = (np.concatenate(part) for part in zip(*parts, strict=True))
-    spans = _spans(rows[np.argsort(decisions, kind="stable")])
-    return _part(index, [spans], {"outside the fold": index.n_samples - len(rows)})
+    reasons = dict.fromkeys(FOLD_REASONS, 0) | {"outside the fold": index.n_samples - len(rows)}
+    known = {reason: index.reasons.get(reason, 0) + n for reason, n in reasons.items()}
+    return index.of_rows(rows[np.argsort(decisions, kind="stable")], known)
 
 
 def distinct(decisions: IntArray, interval: Interval) -> IntArray:

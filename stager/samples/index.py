@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +119,13 @@ class SampleIndex:
         """Decision rows of samples, int64, shape of `ids`."""
         spans = np.searchsorted(self.span_ids, ids, side="right") - 1
         return self.span_rows[spans] + (ids - self.span_ids[spans])
+
+    def of_rows(self, rows: IntArray, reasons: Mapping[str, int] = MappingProxyType({})) -> SampleIndex:
+        """The samples that end at some of the decision rows, numbered in the order given; reasons are added."""
+        starts = np.flatnonzero(np.diff(rows, prepend=-2) != 1)
+        return replace(
+            self, span_rows=rows[starts], span_ids=np.append(starts, len(rows)), reasons=self.reasons | dict(reasons)
+        )
 
     def label_ends(self, rows: IntArray) -> IntArray:
         """When the labels of decision rows that end a sample become known, nanoseconds UTC.

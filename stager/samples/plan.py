@@ -37,6 +37,7 @@ class Plan:
     n_samples, n_batches : int
         Samples and batches of an epoch.
     window, batch_size : int
+        `batch_size` is in samples, or in instants where there are any.
     columns : tuple of str
         Those that are served.
     adjustment : {"raw", "split", "total", "unknown"}
@@ -56,6 +57,8 @@ class Plan:
         How the rows came to their place.
     fold : str
         Which part of which fold; empty for the whole set.
+    n_instants : int or None
+        Decision instants of an epoch, where batches hold whole ones.
     """
 
     n_rows: int
@@ -80,11 +83,18 @@ class Plan:
     placement: str
     path: str
     fold: str = ""
+    n_instants: int | None = None
 
     @property
     def usable(self) -> float:
         """Share of the selected rows that end a sample; of a fold, of the samples in its intervals."""
         return self.n_samples / (self.n_samples + sum(self._lost.values()))
+
+    @property
+    def _batch(self) -> str:
+        if self.n_instants is None:
+            return str(self.batch_size)
+        return f"{self.batch_size} of {self.n_instants:,} instants"
 
     @property
     def _lost(self) -> dict[str, int]:
@@ -115,7 +125,7 @@ class Plan:
             ("normalize", self.normalize),
             ("adjustment", self.adjustment),
             ("target", self.target),
-            ("batches", f"{self.n_batches:,} of {self.batch_size} an epoch, {format_nbytes(self.batch_nbytes)} each"),
+            ("batches", f"{self.n_batches:,} of {self._batch} an epoch, {format_nbytes(self.batch_nbytes)} each"),
             ("runs", f"{self.n_runs:,}, the longest of {self.longest_run:,} rows"),
             *((f"- {reason}", f"{n:,} rows") for reason, n in self.reasons.items() if n),
             *(
@@ -168,8 +178,10 @@ def make_plan(
     placement: str,
     path: str,
     fold: str = "",
+    n_instants: int | None = None,
 ) -> Plan:
     """The plan of a Stager; touches no device."""
+    typical = batch_size if n_instants is None else index.n_samples * batch_size // n_instants
     wanted = as_targets(target)
     served = pack.columns if index.columns is None else tuple(pack.columns[column] for column in index.columns)
     reach = min((_bound_by_run(one) for one in wanted), default=0)
@@ -191,11 +203,12 @@ def make_plan(
         rows_nbytes=pack.rows.nbytes,
         tables_nbytes=index.nbytes,
         disk_nbytes=sum(file.size_nbytes for part in pack.manifest.segments for file in part.files.values()),
-        batch_nbytes=batch_size * (index.window * len(served) + len(wanted)) * 4,
+        batch_nbytes=typical * (index.window * len(served) + len(wanted)) * 4,
         device=device,
         placement=placement,
         path=path,
         fold=fold,
+        n_instants=n_instants,
     )
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from stager.samples.normalize import LOG1P, apply
 from stager.samples.order import Order
+from stager.samples.schedule import Schedule
 
 pytest.importorskip("cupy")
 from stager.cuda import gather
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 
 HERE = Path(__file__).parent
 I64, I32, U64 = ctypes.c_int64, ctypes.c_int, ctypes.c_uint64
+NO_BLOCKS = ctypes.c_void_p(), ctypes.c_void_p(), I64(0)
 
 
 class Place(ctypes.Structure):
@@ -83,7 +85,8 @@ def test_samples_are_resolved_with_their_targets(kernels, shuffle, n_targets):
     for first, count in ((0, 700), (len(rows) - 300, 300)):
         addresses, y = np.zeros(count, np.uint64), np.zeros((count, max(1, n_targets)), np.float32)
         launch(
-            kernels, "resolve", 2, (16, 1), parameters, I64(first), I64(count), I64(window), I64(row_nbytes),
+            kernels, "resolve", 2, (16, 1), parameters, I64(first), I64(count), *NO_BLOCKS,
+            I64(window), I64(row_nbytes),
             at(span_ids), at(span_rows), I64(len(span_rows)), at(bases), I64(4000),
             at(target), I32(n_targets), at(addresses), at(y) if n_targets else ctypes.c_void_p(),
         )  # fmt: skip
@@ -92,6 +95,30 @@ def test_samples_are_resolved_with_their_targets(kernels, shuffle, n_targets):
         np.testing.assert_array_equal(addresses, bases[starts // 4000] + (starts % 4000 * row_nbytes).astype(np.uint64))
         if n_targets:
             np.testing.assert_array_equal(y.view(np.uint32), target[decisions].view(np.uint32))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 1000])
+@pytest.mark.parametrize("shuffle", ["full", False])
+def test_samples_of_whole_instants_are_resolved(kernels, shuffle, batch_size):
+    rng = np.random.default_rng(batch_size)
+    counts = rng.integers(1, 9, 200)
+    instants = np.append(0, np.cumsum(counts))
+    rows = rng.permutation(3000)[: instants[-1]]
+    span_rows, span_ids = spans_of(rows)
+    schedule = Schedule(Order(200, 3, 2, shuffle), batch_size, instants)
+    n_batches = -(-200 // batch_size)
+    for first, stop in ((0, n_batches), (n_batches // 2, n_batches), (n_batches - 1, n_batches)):
+        places, samples = schedule.blocks(first, stop)
+        ids = schedule.sample_ids(first, stop)
+        addresses = np.zeros(len(ids), np.uint64)
+        launch(
+            kernels, "resolve", 2, (16, 1),
+            OrderParameters.from_buffer_copy(gather.order_parameters(schedule.order).tobytes()),
+            I64(first * batch_size), I64(len(ids)), at(places), at(samples), I64(len(places)), I64(1), I64(1),
+            at(span_ids), at(span_rows), I64(len(span_rows)), at(np.zeros(1, np.uint64)), I64(1 << 40),
+            ctypes.c_void_p(), I32(1), at(addresses), ctypes.c_void_p(),
+        )  # fmt: skip
+        np.testing.assert_array_equal(addresses.astype(np.int64), rows[ids])
 
 
 def windows_of(n_columns: int, window: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

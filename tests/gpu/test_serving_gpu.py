@@ -17,6 +17,7 @@ from stager.batches.smoke import made_up_bars
 from stager.cuda.watch import Watch
 from stager.errors import ClosedError
 from stager.samples.order import Order
+from stager.samples.schedule import Schedule
 
 try:
     import cupy
@@ -75,7 +76,7 @@ def test_every_width_and_window_is_gathered_bit_for_bit(n_columns, place):
         for shuffle in ("full", False):
             order = Order(len(decisions), 5, window, shuffle)
             first = 0
-            for x, y in one.batches(order, 0, len(decisions), 1000):
+            for x, y in one.batches(Schedule(order, 1000), 0, -(-len(decisions) // 1000)):
                 chosen = decisions[order.sample_ids(first, len(x))]
                 assert x.shape == (len(chosen), window, n_columns)
                 np.testing.assert_array_equal(bits(x), windows[chosen - window + 1].copy().view(np.uint32))
@@ -100,7 +101,7 @@ def test_every_number_of_targets_is_gathered_bit_for_bit(n_targets, place):
     # Any bits: NaN of a target that a sample lacks comes as it is.
     index.y = rng.integers(0, 1 << 32, (len(host), n_targets), np.uint32).view(np.float32)
     one, order, first = CudaGather(rows, index, 60), Order(len(decisions), 5, 1), 0
-    for x, y in one.batches(order, 0, len(decisions), 333):
+    for x, y in one.batches(Schedule(order, 333), 0, -(-len(decisions) // 333)):
         chosen = decisions[order.sample_ids(first, len(x))]
         assert y.shape == (len(chosen), n_targets)
         np.testing.assert_array_equal(bits(y), index.y[chosen].view(np.uint32))
@@ -126,7 +127,7 @@ def test_chosen_columns_are_gathered_bit_for_bit(columns, place):
         index.columns = np.array(columns)
         windows = np.lib.stride_tricks.sliding_window_view(host, window, axis=0).transpose(0, 2, 1)
         one, order, first = CudaGather(rows, index, 60), Order(len(decisions), 5, 1), 0
-        for x, _ in one.batches(order, 0, len(decisions), 777):
+        for x, _ in one.batches(Schedule(order, 777), 0, -(-len(decisions) // 777)):
             chosen = decisions[order.sample_ids(first, len(x))]
             right = np.take(windows[chosen - window + 1].copy().view(np.uint32), columns, axis=2)
             np.testing.assert_array_equal(bits(x), right)
@@ -158,13 +159,12 @@ def test_groups_cut_an_epoch_anywhere(monkeypatch):
     right = order.sample_ids(0, 5000)
     for group_nbytes in (1, 400, 4096, 1 << 20):
         monkeypatch.setattr(gather, "_GROUP_NBYTES", group_nbytes)
-        for first, stop, batch_size in ((0, 5000, 100), (37, 4999, 64), (4990, 5000, 3), (10, 10, 4)):
-            batches = list(one.batches(order, first, stop, batch_size))
-            assert [len(x) for x, _ in batches] == [
-                min(batch_size, stop - start) for start in range(first, stop, batch_size)
-            ]
+        for first, stop, batch_size in ((0, 50, 100), (1, 79, 64), (1600, 1667, 3), (10, 10, 4)):
+            batches = list(one.batches(Schedule(order, batch_size), first, stop))
+            start, end = first * batch_size, min(stop * batch_size, 5000)
+            assert [len(x) for x, _ in batches] == [min(batch_size, end - k) for k in range(start, end, batch_size)]
             served = [x.get().reshape(-1) for x, _ in batches]
-            np.testing.assert_array_equal(np.concatenate([np.empty(0), *served]), right[first:stop])
+            np.testing.assert_array_equal(np.concatenate([np.empty(0), *served]), right[start:end])
     one.close()
 
 
@@ -181,7 +181,8 @@ def test_the_order_on_the_device_is_numpys(n):
     one = CudaGather(rows, index, 60)
     for seed, epoch in ((0, 0), (7, 3), ((1 << 64) - 1, (1 << 63) - 1)):
         order = Order(n, seed, epoch)
-        served = cupy.concatenate([x.reshape(-1) for x, _ in one.batches(order, 0, n, 1 << 20)]).get()
+        batches = one.batches(Schedule(order, 1 << 20), 0, -(-n // (1 << 20)))
+        served = cupy.concatenate([x.reshape(-1) for x, _ in batches]).get()
         np.testing.assert_array_equal(served.astype(np.int64), order.sample_ids(0, n))
     one.close()
 
@@ -193,7 +194,8 @@ def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=
         (-(-count // 256),),
         (256,),
         (
-            gather.order_parameters(order), np.int64(first), np.int64(count), np.int64(window), np.int64(row_nbytes),
+            gather.order_parameters(order), np.int64(first), np.int64(count), np.uint64(0), np.uint64(0), np.int64(0),
+            np.int64(window), np.int64(row_nbytes),
             cupy.asarray(span_ids), cupy.asarray(span_rows), np.int64(len(span_rows)),
             cupy.asarray(np.array(bases, np.uint64)), np.int64(base_rows), np.uint64(0), np.int32(1), addresses,
             np.uint64(0),
