@@ -20,6 +20,7 @@ from stager.samples.derive import Derive, derive
 from stager.samples.features import Feature
 from stager.samples.labels import Labels
 from stager.samples.normalize import Normalize
+from stager.samples.panel import Panel, PanelPlan, panel, panel_plan
 from stager.samples.plan import Plan
 from stager.samples.schemes import Combinatorial, PurgedKFold, WalkForward
 from stager.samples.select import Select
@@ -39,6 +40,8 @@ __all__ = [
     "Labels",
     "Normalize",
     "Pack",
+    "Panel",
+    "PanelPlan",
     "Plan",
     "PurgedKFold",
     "ReadOptions",
@@ -54,6 +57,8 @@ __all__ = [
     "leaktest",
     "open_pack",
     "pack",
+    "panel",
+    "panel_plan",
     "read",
     "stage",
     "stage_arrays",

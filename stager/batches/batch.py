@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
+from stager.samples.panel_index import PanelIndex
 from stager.samples.schedule import Schedule
 from stager.samples.uniqueness import uniqueness
 
@@ -25,15 +26,21 @@ class Batch:
     epoch, number : int
         Where in the training this batch is.
     x : (size, window, n_columns) float32
-        NumPy or CuPy. Windows, oldest row first, normalised if that was asked for.
+        NumPy or CuPy. Windows, oldest row first, normalised if that was asked for. Of a panel ``(size, window,
+        n_symbols, n_columns)``, NaN where a symbol has no bar.
     y : (size,) or (size, n_targets) float32, or None
-        The target, or a column for each of a list of targets, NaN where a sample lacks it; None without a target.
+        The target, or a column for each of a list of targets, NaN where a sample lacks it; None without a target. Of a
+        panel ``(size, n_symbols)`` or ``(size, n_symbols, n_targets)``.
+    mask : (size, window, n_symbols) bool, or None
+        Of a panel, where `x` is: the bar was observed, with all served columns, and not filled in. None otherwise.
     """
 
-    __slots__ = ("_about", "_schedule", "epoch", "number", "x", "y")
+    __slots__ = ("_about", "_schedule", "epoch", "mask", "number", "x", "y")
 
-    def __init__(self, epoch: int, number: int, x: Any, y: Any, about: About, schedule: Schedule) -> None:
-        self.epoch, self.number, self.x, self.y = epoch, number, x, y
+    def __init__(
+        self, epoch: int, number: int, about: About, schedule: Schedule, x: Any, y: Any, mask: Any = None
+    ) -> None:
+        self.epoch, self.number, self.x, self.y, self.mask = epoch, number, x, y, mask
         self._about, self._schedule = about, schedule
 
     def __len__(self) -> int:
@@ -49,7 +56,7 @@ class Batch:
 
     @property
     def symbols(self) -> list[str]:
-        """The symbol of each sample."""
+        """The symbol of each sample; of a panel, its symbols."""
         return self._about.symbols(self.sample_ids)
 
     @property
@@ -90,6 +97,8 @@ class About:
         self.ends = None if index.y is None else index.known_at
 
     def symbols(self, ids: npt.NDArray[np.int64]) -> list[str]:
+        if isinstance(self._index, PanelIndex):
+            return list(self._index.symbols)
         owners = np.searchsorted(self._pack.first_rows, self._index.rows(ids), side="right") - 1
         return [self._pack.symbols[owner] for owner in owners]
 

@@ -12,6 +12,7 @@ from stager.batches.batch import About
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
+from stager.samples.panel_index import PanelIndex
 from stager.samples.select import nanoseconds
 
 _STAMP = pa.timestamp("ns", "UTC")
@@ -20,9 +21,11 @@ _STAMP = pa.timestamp("ns", "UTC")
 def locate(pack: Pack, index: SampleIndex, symbol: str, time: Any) -> int:
     """The sample of a symbol and a decision, see :meth:`stager.Stager.locate`."""
     decision = nanoseconds(time)
-    if symbol not in pack.symbols:
-        raise SampleError(f"the pack has no symbol {symbol!r}; it has {len(pack.symbols):,}: {_some(pack.symbols)}")
-    number = pack.symbols.index(symbol)
+    symbols = index.symbols if isinstance(index, PanelIndex) else pack.symbols
+    if symbol not in symbols:
+        raise SampleError(f"the pack has no symbol {symbol!r}; it has {len(symbols):,}: {_some(symbols)}")
+    # Symbols of a panel share its axis.
+    number = 0 if isinstance(index, PanelIndex) else symbols.index(symbol)
     first = int(pack.first_rows[number])
     times = pack.times[first : first + int(pack.counts[number])]
     place = int(np.searchsorted(times, pack.interval.opened(np.array([decision])))[0])
@@ -65,27 +68,37 @@ def to_table(pack: Pack, index: SampleIndex, about: About, predictions: Any) -> 
     """The samples with what was predicted for them, see :meth:`stager.Stager.to_table`."""
     ids = np.arange(index.n_samples)
     rows = index.rows_between(0, index.n_samples)
-    owners = np.searchsorted(pack.first_rows, rows, side="right") - 1
+    ends = about.label_times(ids)
+    y = None if index.y is None else index.y[rows]
+    # What has a row of the table, among values by sample, or by sample and symbol.
+    shape: tuple[int, ...] = ids.shape
+    chosen: Any = slice(None)
+    if isinstance(index, PanelIndex):
+        chosen, symbols = index.cells[rows], index.symbols
+        shape, (samples, owners) = chosen.shape, np.nonzero(chosen)
+        rows = rows[samples]
+    else:
+        owners, symbols = np.searchsorted(pack.first_rows, rows, side="right") - 1, pack.symbols
     columns: dict[str, pa.Array[Any]] = {
-        "symbol": pa.DictionaryArray.from_arrays(pa.array(owners, pa.int32()), pa.array(pack.symbols, pa.string())),
+        "symbol": pa.DictionaryArray.from_arrays(pa.array(owners, pa.int32()), pa.array(symbols, pa.string())),
         "time": _instants(pack.times[rows]),
         "decision": _instants(pack.available_at(rows)),
     }
-    ends = about.label_times(ids)
-    if index.y is None or ends is None:
-        columns["label_end"] = pa.nulls(len(ids), _STAMP)
-        columns["target"] = pa.nulls(len(ids), pa.float32())
+    if y is None or ends is None:
+        columns["label_end"] = pa.nulls(len(rows), _STAMP)
+        columns["target"] = pa.nulls(len(rows), pa.float32())
     else:
-        columns |= {name: _instants(values.view(np.int64)) for name, values in _columns("label_end", ends)}
-        columns |= {name: pa.array(values, from_pandas=True) for name, values in _columns("target", index.y[rows])}
+        columns |= {name: _instants(values.view(np.int64)) for name, values in _columns("label_end", ends[chosen])}
+        columns |= {name: pa.array(values, from_pandas=True) for name, values in _columns("target", y[chosen])}
     if predictions is not None:
         values = _on_host(predictions)
-        if values.ndim not in (1, 2) or len(values) != len(ids):
+        if values.ndim - len(shape) not in (0, 1) or values.shape[: len(shape)] != shape:
+            text = ", ".join(map(str, shape))
             raise SampleError(
-                f"predictions have shape {values.shape}; to_table takes ({len(ids)},) or ({len(ids)}, n_outputs), one "
-                f"for each sample"
+                f"predictions have shape {values.shape}; to_table takes ({text}{',' * (len(shape) == 1)}) or "
+                f"({text}, n_outputs), one for each sample{' and symbol' * (len(shape) > 1)}"
             )
-        columns |= {name: pa.array(column) for name, column in _columns("prediction", values)}
+        columns |= {name: pa.array(column) for name, column in _columns("prediction", values[chosen])}
     return pa.table(columns)
 
 

@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from stager.bars.memory import check_host
 from stager.bars.threads import thread_count
 from stager.batches.devices import Device, choose_device
-from stager.batches.memory import check_host
 from stager.batches.read_ahead import read_ahead
 from stager.config import resolve
 from stager.errors import ClosedError, ConfigError

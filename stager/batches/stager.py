@@ -19,10 +19,11 @@ from stager.batches.provenance import locate, newest, to_table
 from stager.batches.resident import PackSource, Placement, Resident, stage, stage_as
 from stager.errors import ClosedError, ConfigError, SampleError
 from stager.samples.folds import cut_folds
-from stager.samples.index import SampleIndex, build_index
+from stager.samples.index import SampleIndex
 from stager.samples.labelling import Targets
 from stager.samples.normalize import Normalize, as_normalize
 from stager.samples.order import Order
+from stager.samples.panel_index import find_samples
 from stager.samples.plan import Plan, make_plan
 from stager.samples.schedule import Schedule, by_time, instants_of
 from stager.samples.schemes import Scheme, read_scheme
@@ -37,7 +38,8 @@ class Stager:
     Parameters
     ----------
     source : Resident, Pack, path, or pyarrow.Table
-        A Resident is borrowed: ``close()`` frees nothing of it. Anything else is staged and owned.
+        Of a :func:`panel`, a sample is an instant with all of its symbols. A Resident is borrowed: ``close()`` frees
+        nothing of it. Anything else is staged and owned.
     window : int
         Rows of a window, the decision row last.
     target : Target, Labels, or a sequence of them, optional
@@ -114,8 +116,8 @@ class Stager:
         self._resident: Resident | None = resident
         try:
             self._scaling = scaling
-            index = build_index(resident.pack, window, target, select, scaling)
-            self._open(resident, by_time(resident.pack, index) if self._by_time else index)
+            self._pack, index = find_samples(resident.pack, window, target, select, scaling)
+            self._open(resident, by_time(self._pack, index) if self._by_time else index)
         except BaseException:
             self.close()
             raise
@@ -124,19 +126,19 @@ class Stager:
         """Serve the samples of an index."""
         like = getattr(self, "_gather", None)
         self._index = index
-        self._instants = instants_of(resident.pack, index) if self._by_time else None
+        self._instants = instants_of(self._pack, index) if self._by_time else None
         if self.last == "drop" and self._n_positions < self.batch_size:
             what = "decision instants" if self._by_time else "samples"
             raise SampleError(
                 f"{self._n_positions:,} {what} fill no batch of {self.batch_size:,}, and last='drop' serves no "
                 f"shorter one; use a smaller batch_size or last='keep'"
             )
-        self._about = About(resident.pack, index)
+        self._about = About(self._pack, index)
         self._gather = make_gather(resident, index, like)
         resident.on_close(self._gather.close)
         #: What is served and what it takes.
         self.plan: Plan = make_plan(
-            resident.pack, index, self.target, self._scaling, batch_size=self.batch_size, n_batches=len(self),
+            self._pack, index, self.target, self._scaling, batch_size=self.batch_size, n_batches=len(self),
             device=str(resident.device), placement=resident.placement, path=resident.path, fold=fold,
             n_instants=None if self._instants is None else self._n_positions,
         )  # fmt: skip
@@ -243,11 +245,13 @@ class Stager:
     def view(self, epoch: int, batch: int, sample: int) -> Any:
         """(window, n_columns) float32 raw rows of one sample, all columns of the pack, zero copy: do not write.
 
-        The view keeps the staged rows alive, also after ``close()``.
+        Of a panel ``(window, n_symbols, n_columns)``. The view keeps the staged rows alive, also after ``close()``.
         """
         rows = self.resident.rows
         decision = int(self._index.rows(np.array([self.sample_id(epoch, batch, sample)]))[0])
-        return rows[decision - self.window + 1 : decision + 1]
+        window = rows[decision - self.window + 1 : decision + 1]
+        panel = self.resident.pack.manifest.panel
+        return window if panel is None else window.reshape(self.window, len(panel.symbols), -1)
 
     def split(self, scheme: Scheme | None = None) -> list[Fold]:
         """Folds over decision time; all of them, and this Stager, serve from the same rows.
@@ -274,9 +278,9 @@ class Stager:
                 f"split() got {scheme!r}; give WalkForward(5), PurgedKFold(5) or Combinatorial(10, 2), or write a "
                 f"table [split] into the configuration"
             )
-        pack, index = self.resident.pack, self._index
-        folds = cut_folds(pack, index, self._about.ends, scheme)
-        return [Fold(pack, index, fold, scheme, self._part) for fold in folds]
+        self._check_open()
+        folds = cut_folds(self._pack, self._index, self._about.ends, scheme)
+        return [Fold(self._pack, self._index, fold, scheme, self._part) for fold in folds]
 
     def latest(self) -> Batch:
         """The newest window of every symbol that has one, as one batch in the order of the symbols.
@@ -288,7 +292,8 @@ class Stager:
         SampleError
             With a target: the windows whose label is not known yet are no samples then.
         """
-        made = self._part(newest(self.resident.pack, self._index, self.target), "", "latest")
+        self._check_open()
+        made = self._part(newest(self._pack, self._index, self.target), "", "latest")
         (batch,) = made.batches()
         made.close()
         return batch
@@ -307,7 +312,8 @@ class Stager:
         SampleError
             If there is none, saying what there is.
         """
-        return locate(self.resident.pack, self._index, symbol, time)
+        self._check_open()
+        return locate(self._pack, self._index, symbol, time)
 
     def to_table(self, predictions: Any = None) -> pa.Table:
         """The samples with what was predicted for them.
@@ -322,14 +328,17 @@ class Stager:
         -------
         pyarrow.Table
             symbol, time (the bar's stamp), decision, label_end, target, prediction; a row each sample. Without a target
-            label_end and target are null. Several targets or outputs have a column each, ``target_0``, ...
+            label_end and target are null. Several targets or outputs have a column each, ``target_0``, ... Of a panel,
+            predictions are by sample and symbol, and the table has a row for each symbol that is selected at the
+            decision and has a target, where one is asked for.
 
         Raises
         ------
         SampleError
             If there is not one prediction for each sample.
         """
-        return to_table(self.resident.pack, self._index, self._about, predictions)
+        self._check_open()
+        return to_table(self._pack, self._index, self._about, predictions)
 
     def close(self) -> None:
         """Refuse further use; owned rows are closed too, see :meth:`Resident.close`."""
@@ -365,8 +374,8 @@ class Stager:
     def _serve(self, epoch: int, start: int, schedule: Schedule) -> Iterator[Batch]:
         # The iterator may be begun, or gone on with, long after it was made.
         self._check_open()
-        for number, (x, y) in enumerate(self._gather.batches(schedule, start, len(self)), start):
-            yield Batch(epoch, number, x, y, self._about, schedule)
+        for number, arrays in enumerate(self._gather.batches(schedule, start, len(self)), start):
+            yield Batch(epoch, number, self._about, schedule, *arrays)
             self._check_open()
 
 

@@ -105,6 +105,18 @@ class Tables(Protocol):
     def y(self) -> npt.NDArray[np.float32] | None: ...
 
 
+def load(table: npt.NDArray[Any], device: int, stall_timeout: float) -> Any:
+    """A table on the device, in an allocation of its own."""
+    driver = CudaDriver(device)
+    watch = Watch(table.nbytes, stall_timeout)
+
+    def copy(memory: Any) -> str:
+        return upload.copy_array(table, memory, driver, watch)
+
+    memory, _ = device_memory.load(driver, table.nbytes, watch, "free some, or serve fewer samples", copy)
+    return cupy.ndarray(table.shape, table.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
 class CudaGather:
     """Gathers groups of samples of one Stager on the caller's stream.
 
@@ -131,20 +143,20 @@ class CudaGather:
         self._pool: Any = cupy.cuda.MemoryPool() if like is None else like._pool
         self._events: dict[tuple[int, int], Any] = {}
         n_columns = rows.shape[1]
-        self._columns = None if index.columns is None else self._upload(index.columns.astype(np.int32), stall_timeout)
-        self._methods = None if index.methods is None else self._upload(index.methods, stall_timeout)
-        self._fitted = None if index.fitted is None else self._upload(index.fitted, stall_timeout)
+        self._columns = None if index.columns is None else load(index.columns.astype(np.int32), device, stall_timeout)
+        self._methods = None if index.methods is None else load(index.methods, device, stall_timeout)
+        self._fitted = None if index.fitted is None else load(index.fitted, device, stall_timeout)
         # Of a window's first value, the value that prices are normalised by.
         self._last_close = (index.window - 1) * n_columns + index.close_column
         self._sample_shape = (index.window, n_columns if index.columns is None else len(index.columns))
         self._row_nbytes = 4 * n_columns
-        self._tables = [self._upload(table, stall_timeout) for table in (index.span_ids, index.span_rows)]
+        self._tables = [load(table, device, stall_timeout) for table in (index.span_ids, index.span_rows)]
         self._host_y = index.y
         self._y: Any = like._y if like is not None and like._host_y is index.y else None
         if self._y is None and index.y is not None:
-            self._y = self._upload(index.y, stall_timeout)
+            self._y = load(index.y, device, stall_timeout)
         self._y_shape = () if index.y is None else index.y.shape[1:]
-        self._bases = self._upload(np.array([rows.data.ptr], np.uint64), stall_timeout)
+        self._bases = load(np.array([rows.data.ptr], np.uint64), device, stall_timeout)
         self._base_rows = len(rows)
         n = index.window * n_columns
         alignment = n | n_columns | (rows.data.ptr // 4)
@@ -152,16 +164,6 @@ class CudaGather:
         if self._columns is not None:
             n, self._vector = index.window * self._sample_shape[1], 1
         self._lanes = min(_THREADS, max(8, 1 << (n // self._vector - 1).bit_length()))
-
-    def _upload(self, table: npt.NDArray[Any], stall_timeout: float) -> Any:
-        driver = CudaDriver(self._device.id)
-        watch = Watch(table.nbytes, stall_timeout)
-
-        def copy(memory: Any) -> str:
-            return upload.copy_array(table, memory, driver, watch)
-
-        memory, _ = device_memory.load(driver, table.nbytes, watch, "free some, or serve fewer samples", copy)
-        return cupy.ndarray(table.shape, table.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def batches(self, schedule: Schedule, first: int, stop: int) -> Iterator[tuple[Any, Any]]:
         """Batches ``first : stop`` of an epoch, in order, as views of groups.

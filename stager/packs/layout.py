@@ -80,7 +80,11 @@ class Pack:
     def __repr__(self) -> str:
         m = self.manifest
         where = "in memory" if self.path is None else repr(str(self.path))
-        return f"<Pack {where}: {m.n_symbols} symbols, {m.n_rows:,} rows of {', '.join(self.columns)}, {m.interval}>"
+        n_symbols, columns, panel = m.n_symbols, m.columns, ""
+        if m.panel is not None:
+            n_symbols, columns, panel = len(m.panel.symbols), m.panel.columns, "panel of "
+        names = ", ".join(column.name for column in columns)
+        return f"<Pack {where}: {panel}{n_symbols} symbols, {m.n_rows:,} rows of {names}, {m.interval}>"
 
     @property
     def columns(self) -> tuple[str, ...]:

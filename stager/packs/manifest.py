@@ -33,6 +33,26 @@ class Column(msgspec.Struct, frozen=True):
     n_missing: int
 
 
+class PanelLayout(msgspec.Struct, frozen=True):
+    """What the rows of a panel hold: of each symbol all columns, side by side; NaN where a symbol has no bar.
+
+    `n_missing` of a column counts missing values in bars that are there.
+    """
+
+    symbols: list[str]
+    columns: list[Column]
+
+    @property
+    def names(self) -> list[str]:
+        """The pack's columns, in the order of the rows."""
+        return [self.name(symbol, column.name) for symbol in self.symbols for column in self.columns]
+
+    @staticmethod
+    def name(symbol: str, column: str) -> str:
+        """The pack's name of a symbol's column."""
+        return f"{symbol}.{column}"
+
+
 class StoredFile(msgspec.Struct, frozen=True):
     """Size and block checksums of a file."""
 
@@ -51,8 +71,8 @@ class Segment(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a pack that is not rows.
 
-    ``span`` is the first and last bar's open, ISO 8601 UTC. ``fingerprint`` is empty for bars in memory, where it is
-    computed when asked for.
+    ``panel`` says that a row holds all symbols; the pack's one symbol then is the panel itself. ``span`` is the first
+    and last bar's open, ISO 8601 UTC. ``fingerprint`` is empty for bars in memory, where it is computed when asked for.
     """
 
     format_version: int
@@ -71,6 +91,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     dropped: dict[str, int]
     warnings: list[str]
     segments: list[Segment]
+    panel: PanelLayout | None = None
     checksum: str
 
 
@@ -112,6 +133,8 @@ def _contradiction(manifest: Manifest) -> str | None:
     names = [column.name for column in manifest.columns]
     if not names or len({"symbol", "time", *names}) != len(names) + 2:
         return f"its columns {', '.join(names)} are none, twice the same, or named symbol or time"
+    if manifest.panel is not None and (manifest.panel.names != names or manifest.n_symbols != 1):
+        return "its columns are not those of its panel"
     if not 1 <= manifest.n_symbols <= manifest.n_rows or manifest.n_rows != sum(s.n_rows for s in manifest.segments):
         return f"{manifest.n_symbols:,} symbols of {manifest.n_rows:,} rows don't fit its segments"
     for segment in manifest.segments:

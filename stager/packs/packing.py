@@ -27,6 +27,7 @@ from stager.packs.manifest import (
     MANIFEST,
     Column,
     Manifest,
+    PanelLayout,
     Role,
     Segment,
     StoredFile,
@@ -83,10 +84,12 @@ def pack(
     return write(read_bars(source, read, progress), target, overwrite, progress)
 
 
-def write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None = None) -> Pack:
+def write(
+    bars: Bars, target: Path, overwrite: bool, progress: Progress | None = None, *, panel: PanelLayout | None = None
+) -> Pack:
     """Write bars as a pack and open it; raises as :func:`pack`."""
     with refusing(target):
-        _write(bars, target, overwrite, progress)
+        _write(bars, target, overwrite, progress, panel)
     return open_pack(target)
 
 
@@ -104,11 +107,11 @@ def pack_in_memory(source: Source, options: ReadOptions = ReadOptions(), *, prog
     return hold(read_bars(source, options, progress))
 
 
-def hold(bars: Bars) -> Pack:
+def hold(bars: Bars, *, panel: PanelLayout | None = None) -> Pack:
     """The pack of bars, held in memory; raises BarsError if a value is too large for float32."""
     rows, n_missing = bars.rows()
     rows.flags.writeable = False
-    manifest = _manifest(bars, n_missing, [Segment("segment-0", len(rows), {})], fingerprint="")
+    manifest = _manifest(bars, n_missing, [Segment("segment-0", len(rows), {})], fingerprint="", panel=panel)
     return Pack(
         None, manifest, rows, lambda: bars.table, bars.symbols, bars.first_rows, bars.counts, times=bars.arranged.times
     )
@@ -145,7 +148,7 @@ def _target(source: Source, out: str | Path | None) -> Path:
     raise PackError("several inputs, a glob, a URI or a table have no name of their own; say where to with -o DIR")
 
 
-def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None) -> None:
+def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None, panel: PanelLayout | None) -> None:
     n_rows, n_columns = bars.table.num_rows, bars.table.num_columns - 2
     needed = n_rows * (n_columns * 12 + 12) + (1 << 20)
     with partial_of(target) as partial:
@@ -172,7 +175,7 @@ def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None)
                 progress("checksum", done, sum(sizes.values()))
         fingerprint = layout.fingerprint(bars.table, bars.symbols, bars.counts)
         n_missing = parallel(lambda name: _n_missing(bars.table, name), bars.names)
-        manifest = _manifest(bars, n_missing, [Segment("segment-0", n_rows, files)], fingerprint)
+        manifest = _manifest(bars, n_missing, [Segment("segment-0", n_rows, files)], fingerprint, panel)
         (partial / MANIFEST).write_bytes(_encode(manifest))
         for path in (*folder.iterdir(), partial / MANIFEST, folder, partial):
             sync(path)
@@ -204,7 +207,9 @@ def _n_missing(table: pa.Table, name: str) -> int:
     return int((~np.isfinite(layout.contiguous(table, name))).sum())
 
 
-def _manifest(bars: Bars, n_missing: list[int], segments: list[Segment], fingerprint: str) -> Manifest:
+def _manifest(
+    bars: Bars, n_missing: list[int], segments: list[Segment], fingerprint: str, panel: PanelLayout | None
+) -> Manifest:
     assert bars.interval is not None  # bars without rows were refused before
     columns = []
     for name, missing in zip(bars.names, n_missing, strict=True):
@@ -227,6 +232,7 @@ def _manifest(bars: Bars, n_missing: list[int], segments: list[Segment], fingerp
         dropped=dict(bars.dropped),
         warnings=list(bars.warnings),
         segments=segments,
+        panel=panel,
         checksum="0" * 32,
     )
 

@@ -190,6 +190,8 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
     """
     if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 1:
         raise SampleError(f"window is {window!r}; it must be an integer of at least 1 row")
+    if pack.manifest.panel is not None:
+        raise SampleError("the pack is a panel, which has no samples of its own here; give the pack it was made from")
     wanted, columns = as_targets(target), _columns(pack, select)
     breaks = find_breaks(pack, filters.sessions_of(pack, select), filters.jumps_of(pack, select))
     runs = breaks.runs(select.max_gap)

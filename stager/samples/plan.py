@@ -11,6 +11,7 @@ from stager.samples.index import SampleIndex
 from stager.samples.labelling import AnyTarget, Targets, as_targets
 from stager.samples.labels import Labels
 from stager.samples.normalize import RAW, Normalize
+from stager.samples.panel_index import Cells, PanelIndex
 
 GAPS = (0, 1, 5, 30)
 # Reasons that the user chose.
@@ -59,6 +60,8 @@ class Plan:
         Which part of which fold; empty for the whole set.
     n_instants : int or None
         Decision instants of an epoch, where batches hold whole ones.
+    panel : Cells or None
+        Of a panel, what its places hold; rows and `reasons` are about its instants.
     """
 
     n_rows: int
@@ -84,11 +87,22 @@ class Plan:
     path: str
     fold: str = ""
     n_instants: int | None = None
+    panel: Cells | None = None
 
     @property
     def usable(self) -> float:
         """Share of the selected rows that end a sample; of a fold, of the samples in its intervals."""
         return self.n_samples / (self.n_samples + sum(self._lost.values()))
+
+    @property
+    def _panel_lines(self) -> list[tuple[str, str]]:
+        if self.panel is None:
+            return []
+        cells = self.panel
+        return [
+            ("panel", f"{cells.fill:.1%} filled: {cells.n_bars:,} bars, {cells.n_cells:,} served at their decision"),
+            *((f"- {reason}", f"{n:,} bars") for reason, n in cells.reasons.items() if n),
+        ]
 
     @property
     def _batch(self) -> str:
@@ -120,6 +134,7 @@ class Plan:
         return [
             *((("fold", self.fold),) if self.fold else ()),
             ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
+            *self._panel_lines,
             ("usable", f"{self.usable:.1%} of the {'samples of the fold' if self.fold else 'selected rows'}"),
             ("window", f"{self.window} rows of {', '.join(self.columns)}"),
             ("normalize", self.normalize),
@@ -181,13 +196,16 @@ def make_plan(
     n_instants: int | None = None,
 ) -> Plan:
     """The plan of a Stager; touches no device."""
+    cells, width, mask = None, 1, 0
+    if isinstance(index, PanelIndex):
+        cells, width, mask = index.counts, len(index.symbols), index.window * len(index.symbols)
     typical = batch_size if n_instants is None else index.n_samples * batch_size // n_instants
     wanted = as_targets(target)
     served = pack.columns if index.columns is None else tuple(pack.columns[column] for column in index.columns)
     reach = min((_bound_by_run(one) for one in wanted), default=0)
     return Plan(
         n_rows=pack.n_rows,
-        n_symbols=len(pack.symbols),
+        n_symbols=len(pack.symbols) if cells is None else cells.n_symbols,
         n_runs=index.n_runs,
         longest_run=index.longest_run,
         n_samples=index.n_samples,
@@ -203,12 +221,13 @@ def make_plan(
         rows_nbytes=pack.rows.nbytes,
         tables_nbytes=index.nbytes,
         disk_nbytes=sum(file.size_nbytes for part in pack.manifest.segments for file in part.files.values()),
-        batch_nbytes=typical * (index.window * len(served) + len(wanted)) * 4,
+        batch_nbytes=typical * ((index.window * len(served) + len(wanted)) * width * 4 + mask),
         device=device,
         placement=placement,
         path=path,
         fold=fold,
         n_instants=n_instants,
+        panel=cells,
     )
 
 

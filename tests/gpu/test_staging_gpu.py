@@ -264,7 +264,7 @@ def test_an_allocation_that_the_driver_refuses_is_a_memory_error(pack, monkeypat
 
 
 def test_too_much_host_memory_is_refused(pack, monkeypatch):
-    monkeypatch.setattr("stager.batches.memory.available_nbytes", lambda: pack.rows.nbytes - 1)
+    monkeypatch.setattr("stager.bars.memory.available_nbytes", lambda: pack.rows.nbytes - 1)
     with pytest.raises(StagingMemoryError, match="would be pinned"):
         stager.stage(pack, device="cuda", placement="host")
 

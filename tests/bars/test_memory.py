@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import stager
-from stager.batches import memory
-from stager.batches.memory import available_nbytes, check_host
+from stager.bars import memory
+from stager.bars.memory import available_nbytes, check_host
 from stager.batches.read_ahead import _is_cached, read_ahead
 from stager.batches.smoke import made_up_bars
 from stager.errors import StagingMemoryError

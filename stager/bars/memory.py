@@ -1,4 +1,4 @@
-"""Host memory that is left: what registering may pin."""
+"""Host memory that is left: what may be allocated or pinned."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stager.errors import StagingMemoryError
 
 
 def available_nbytes(root: Path = Path("/")) -> int:
-    """Bytes that can be pinned: the system's MemAvailable, within the limit of this process's control group.
+    """Bytes that can be taken, pinned too: the system's MemAvailable, within the limit of this process's control group.
 
     Page cache counts as available in both, since it can be dropped.
     """
