@@ -130,7 +130,10 @@ class Bars:
             return to_float32(values, self.names[number])
 
         rows = self.arranged.rows(cast)
-        return rows, [sum(n for column, n in missing if column == number) for number in range(len(self.names))]
+        n_missing = [0] * len(self.names)
+        for number, n in missing:
+            n_missing[number] += n
+        return rows, n_missing
 
 
 def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress | None = None) -> Bars:
