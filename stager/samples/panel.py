@@ -87,6 +87,9 @@ class PanelPlan:
         Rows, and symbols in each.
     n_bars : int
         Bars that are there, of ``n_times * n_symbols`` places.
+    empty : dict of str to int
+        The other places by where they lie among the bars of their symbol. What comes later decides that, so it is told
+        here and never served: the mask says observed or not.
     columns : tuple of str
     left_out : tuple of str
         Symbols without any bar in the session.
@@ -103,6 +106,7 @@ class PanelPlan:
     n_times: int
     n_symbols: int
     n_bars: int
+    empty: dict[str, int]
     columns: tuple[str, ...]
     left_out: tuple[str, ...]
 
@@ -135,12 +139,26 @@ class PanelPlan:
         lines = [
             ("panel", f"{self.n_times:,} instants of {self.n_symbols:,} symbols, {', '.join(self.columns)}"),
             ("filled", f"{self.fill:.1%}: {self.n_bars:,} bars"),
+            *((f"- {where}", f"{n:,} places") for where, n in self.empty.items() if n),
             ("memory", f"{format_nbytes(self.rows_nbytes)} rows, {format_nbytes(self.mask_nbytes)} mask; "
                        f"{format_nbytes(self.host_nbytes)} to make it, {format_nbytes(self.disk_nbytes)} on disk"),
         ]  # fmt: skip
         if self.left_out:
             lines.append(("left out", f"{len(self.left_out):,} symbols without a bar: {', '.join(self.left_out[:8])}"))
-        return "\n".join(f"{name:<8}  {text}" for name, text in lines)
+        width = max(len(name) for name, _ in lines)
+        return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
+
+
+def empty_places(owners: IntArray, places: IntArray, n_times: int) -> dict[str, int]:
+    """The places without a bar, of bars that lie symbol after symbol, in the order of time."""
+    edges = np.flatnonzero(owners[1:] != owners[:-1])
+    firsts, lasts = places[np.append(0, edges + 1)], places[np.append(edges, len(places) - 1)]
+    before, after = int(firsts.sum()), int((n_times - 1 - lasts).sum())
+    return {
+        "before the first bar": before,
+        "between bars": n_times * len(firsts) - len(places) - before - after,
+        "after the last bar": after,
+    }
 
 
 @dataclass(frozen=True)
@@ -286,7 +304,8 @@ def _lay(pack: Pack, recipe: Panel, sessions: Sessions | None) -> _Axis:
             f"{np.datetime64(int(pack.times[row]), 'ns')}Z; a panel has one place for them"
         )
     symbols = tuple(symbol for symbol, is_there in zip(wanted, present, strict=True) if is_there)
-    return _Axis(times, symbols, rows, places, owners, PanelPlan(len(times), len(symbols), len(rows), columns, absent))
+    plan = PanelPlan(len(times), len(symbols), len(rows), empty_places(owners, places, len(times)), columns, absent)
+    return _Axis(times, symbols, rows, places, owners, plan)
 
 
 def _instants(pack: Pack, rows: IntArray) -> tuple[IntArray, IntArray]:

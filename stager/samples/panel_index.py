@@ -22,6 +22,7 @@ from stager.samples.fill import FILLED
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.labelling import Targets
 from stager.samples.normalize import RAW, Normalize
+from stager.samples.panel import empty_places
 from stager.samples.runs import IntArray
 from stager.samples.select import Select
 
@@ -44,6 +45,8 @@ class Cells:
         Share of the places whose bar was observed, with all served columns.
     n_bars : int
         Bars, filled ones included.
+    empty : dict of str to int
+        Places without a bar; with `n_bars` they add up to all.
     n_cells : int
         Bars whose symbol is served at their decision: selected, and with a target where one is asked for.
     reasons : dict of str to int
@@ -53,6 +56,7 @@ class Cells:
     n_symbols: int
     fill: float
     n_bars: int
+    empty: dict[str, int]
     n_cells: int
     reasons: dict[str, int]
 
@@ -212,7 +216,14 @@ def find_samples(
         bar_ends=bar_ends,
         known=known,
         n_columns=len(names),
-        counts=Cells(there.shape[1], float(mask.mean()), len(owners), found.n_samples, found.reasons),
+        counts=Cells(
+            there.shape[1],
+            float(mask.mean()),
+            len(owners),
+            empty_places(owners, places, len(there)),
+            found.n_samples,
+            found.reasons,
+        ),
     )
     instants = made.rows_between(0, made.n_samples)
     occupied: BoolArray = np.asarray(cells.any(axis=1))

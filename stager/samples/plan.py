@@ -101,6 +101,7 @@ class Plan:
         cells = self.panel
         return [
             ("panel", f"{cells.fill:.1%} filled: {cells.n_bars:,} bars, {cells.n_cells:,} served at their decision"),
+            *((f"- {where}", f"{n:,} places") for where, n in cells.empty.items() if n),
             *((f"- {reason}", f"{n:,} bars") for reason, n in cells.reasons.items() if n),
         ]
 

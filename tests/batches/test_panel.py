@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,13 @@ class ByHand:
             }
             closes[symbol] = [float(pack.column("close")[row]) for row in rows]
         axis = sorted({step for symbol in self.symbols for step in bars[symbol]})
+        self.empty = {"before the first bar": 0, "between bars": 0, "after the last bar": 0}
+        for symbol in self.symbols:
+            for step in axis:
+                before, after = min(bars[symbol]) > step, max(bars[symbol]) < step
+                if step not in bars[symbol]:
+                    place = "before the first bar" if before else "after the last bar" if after else "between bars"
+                    self.empty[place] += 1
         # The calendar of daily bars is that of all symbols of the panel.
         clock = {step: place for place, step in enumerate(axis)} if pack.interval.is_session else {s: s for s in axis}
         self.axis, self.x, self.y, self.mask, self.times = axis, [], [], [], []
@@ -155,6 +163,8 @@ def test_any_panel_is_that_made_by_hand(data):
         assert plan.n_samples + sum(plan.reasons.values()) == plan.n_rows == len(hand.axis)
         assert plan.panel.n_cells + sum(plan.panel.reasons.values()) == plan.panel.n_bars == told.n_bars
         assert plan.panel.fill == pytest.approx(told.fill)
+        assert plan.panel.empty == told.empty == hand.empty
+        assert told.n_bars + sum(told.empty.values()) == told.n_times * told.n_symbols
 
 
 @pytest.fixture
@@ -354,7 +364,7 @@ def test_only_bars_of_the_session_make_the_axis():
     assert inside.manifest.panel.symbols == ["A", "B"]
     assert inside.manifest.warnings == ["C has no bar in the session and is not in the panel"]
     assert panel_plan(pack, Panel(session="00:10-00:20 UTC")).left_out == ("C",)
-    assert "left out  1 symbols without a bar: C" in str(panel_plan(pack, Panel(session="00:10-00:20 UTC")))
+    assert "1 symbols without a bar: C" in str(panel_plan(pack, Panel(session="00:10-00:20 UTC")))
     with pytest.raises(SampleError, match="C has no bar in the session"):
         panel(pack, Panel(["A", "C"], session="00:10-00:20 UTC"))
     with pytest.raises(SampleError, match="no bar of the symbols"):
@@ -447,6 +457,8 @@ def test_the_plan_tells_the_panel(one):
     assert (told.rows_nbytes, told.mask_nbytes) == (160 * 3 * 5 * 4, 160 * 4)
     assert one.plan.rows_nbytes == told.rows_nbytes
     assert "82.3%: 395 bars" in str(told)
+    assert told.empty == {"before the first bar": 0, "between bars": 5, "after the last bar": 80}
+    assert re.search(r"after the last bar +80 places", text)
 
 
 def test_what_does_not_fit_is_refused(one, pack, monkeypatch):
