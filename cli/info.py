@@ -32,15 +32,16 @@ def show(summary: Summary, as_json: bool) -> None:
 def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     m = summary.manifest
     first, last = (stamp[:10] if m.timestamps == "session" else _minutes(stamp) for stamp in m.span)
-    yield "symbols", f"{m.n_symbols:,}"
-    yield "rows", f"{m.n_rows:,} of " + ", ".join(column.name for column in m.columns)
+    n_symbols, columns = m.shape
+    yield "symbols", f"{n_symbols:,}" + (" side by side in each row, a panel" if m.panel is not None else "")
+    yield "rows", f"{m.n_rows:,} of " + ", ".join(column.name for column in columns)
     yield "span", f"{first} to {last}" + (" (session dates)" if m.timestamps == "session" else " (UTC, bar opens)")
     yield "interval", m.interval
     gaps = f"{summary.n_gaps:,}, {summary.n_missing:,} bars missing, at most {summary.largest_gap:,} at a place"
     yield "gaps", gaps if summary.n_gaps else "none"
     yield "adjustment", m.adjustment
     yield "bytes", f"{format_nbytes(summary.rows_nbytes)} rows, {format_nbytes(summary.disk_nbytes)} on disk"
-    for column in m.columns:
+    for column in columns:
         if column.n_missing:
             yield "missing", f"{column.n_missing:,} values of {column.name}"
     for reason, n in m.dropped.items():

@@ -80,10 +80,8 @@ class Pack:
     def __repr__(self) -> str:
         m = self.manifest
         where = "in memory" if self.path is None else repr(str(self.path))
-        n_symbols, columns, panel = m.n_symbols, m.columns, ""
-        if m.panel is not None:
-            n_symbols, columns, panel = len(m.panel.symbols), m.panel.columns, "panel of "
-        names = ", ".join(column.name for column in columns)
+        n_symbols, columns = m.shape
+        names, panel = ", ".join(column.name for column in columns), "panel of " * (m.panel is not None)
         return f"<Pack {where}: {panel}{n_symbols} symbols, {m.n_rows:,} rows of {names}, {m.interval}>"
 
     @property

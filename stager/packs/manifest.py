@@ -94,6 +94,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     panel: PanelLayout | None = None
     checksum: str
 
+    @property
+    def shape(self) -> tuple[int, list[Column]]:
+        """The number of symbols and the columns of each, also where they lie side by side."""
+        if self.panel is None:
+            return self.n_symbols, self.columns
+        return len(self.panel.symbols), self.panel.columns
+
 
 class _Version(msgspec.Struct):
     format_version: int

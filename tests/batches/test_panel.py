@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bars_fixtures import DAY, MINUTE, START, bar_table, memory_pack
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ from stager import (
     panel,
     panel_plan,
 )
+from stager.cli import main
 from stager.errors import ClosedError, SampleError
 from stager.packs.layout import Pack
 from stager.packs.packing import pack_in_memory
@@ -435,6 +437,9 @@ def test_a_panel_is_kept_beside_its_pack(tmp_path: Path):
     assert stager.verify(first.path) == []
     again = open_pack(first.path)
     assert repr(again).endswith("panel of 3 symbols, 160 rows of open, high, low, close, volume, 1min>")
+    told = CliRunner().invoke(main, ["info", str(first.path)])
+    assert "3 side by side in each row, a panel" in told.output
+    assert "missing" not in told.output
     hand = ByHand(made, 7, [Target(horizon=3)])
     with Stager(first.path, window=7, target=Target(horizon=3), batch_size=16, device="cpu") as one:
         assert_by_hand(one, hand, several=False)
