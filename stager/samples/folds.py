@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stager.bars.interval import Interval
 from stager.bars.threads import parallel
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
+from stager.samples.instants import by_instant, distinct
 from stager.samples.labelling import LabelEnds
 from stager.samples.runs import IntArray
 from stager.samples.schemes import Division, Scheme, embargo_of, stamp
@@ -155,25 +155,7 @@ def in_time(pack: Pack, index: SampleIndex, fold: FoldSamples) -> SampleIndex:
     rows, decisions = (np.concatenate(part) for part in zip(*parts, strict=True))
     reasons = dict.fromkeys(FOLD_REASONS, 0) | {"outside the fold": index.n_samples - len(rows)}
     known = {reason: index.reasons.get(reason, 0) + n for reason, n in reasons.items()}
-    return index.of_rows(rows[np.argsort(decisions, kind="stable")], known)
-
-
-def distinct(decisions: IntArray, interval: Interval) -> IntArray:
-    """The distinct instants, ascending; linear in their number where they lie on a grid of the interval."""
-    low = decisions.min()
-    # Unsigned, so that no two instants are too far apart.
-    offsets = decisions.view(np.uint64) - low.view(np.uint64)
-    step = np.uint64(interval.nanoseconds)
-    if step and (last := offsets.max() // step) <= 4 * len(decisions) + _CHUNK_SAMPLES:
-        bars = offsets // step
-        seen = np.zeros(int(last) + 1, bool)
-        seen[bars] = True
-        bars *= step
-        if not np.array_equal(bars, offsets):
-            return np.unique(decisions)
-        instants: IntArray = low + np.flatnonzero(seen) * np.int64(step)
-        return instants
-    return np.unique(decisions)
+    return index.of_rows(rows[by_instant(decisions, pack.interval)], known)
 
 
 @dataclass(frozen=True)

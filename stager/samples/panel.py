@@ -21,7 +21,7 @@ from stager.packs.manifest import Column, PanelLayout
 from stager.packs.packing import hold, write
 from stager.packs.publish import check_target, refusing
 from stager.samples import filters
-from stager.samples.folds import distinct
+from stager.samples.instants import distinct
 from stager.samples.runs import IntArray, session_positions
 from stager.samples.select import Select
 from stager.samples.sessions import Sessions

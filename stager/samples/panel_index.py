@@ -18,6 +18,7 @@ from stager.bars.threads import parallel
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.packs.manifest import Column, PanelLayout
+from stager.samples import filters
 from stager.samples.fill import FILLED
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.labelling import Targets
@@ -29,6 +30,7 @@ from stager.samples.select import Select
 BoolArray = npt.NDArray[np.bool_]
 
 NO_CELL = "no symbol with a sample"
+JUMP_IN_WINDOW = "roll or split in the window"
 
 _NEVER = np.iinfo(np.int64).min
 _CHUNK_ROWS = 1 << 12
@@ -193,7 +195,12 @@ def find_samples(
     owners, places = np.nonzero(there.T)
     bars = _Bars(pack, layout, there, owners, places)
     found = build_index(bars, 1, target, select)
-    rows = found.rows_between(0, found.n_samples)
+    rows, reasons = found.rows_between(0, found.n_samples), dict(found.reasons)
+    jumps = filters.jumps_of(bars, select)
+    if jumps is not None and len(jumps):
+        last = jumps[np.maximum(np.searchsorted(jumps, rows, side="right") - 1, 0)]
+        spanned = (last <= rows) & (owners[last] == owners[rows]) & (places[last] > places[rows] - (index.window - 1))
+        rows, reasons[JUMP_IN_WINDOW] = rows[~spanned], reasons[JUMP_IN_WINDOW] + int(spanned.sum())
     cells = np.zeros(there.shape, bool)
     cells[places[rows], owners[rows]] = True
     y = bar_ends = known = None
@@ -221,8 +228,8 @@ def find_samples(
             float(mask.mean()),
             len(owners),
             empty_places(owners, places, len(there)),
-            found.n_samples,
-            found.reasons,
+            len(rows),
+            reasons,
         ),
     )
     instants = made.rows_between(0, made.n_samples)

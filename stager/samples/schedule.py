@@ -8,6 +8,7 @@ import numpy as np
 
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
+from stager.samples.instants import by_instant
 from stager.samples.order import Order
 from stager.samples.runs import IntArray
 
@@ -93,7 +94,7 @@ class Schedule:
 def by_time(pack: Pack, index: SampleIndex) -> SampleIndex:
     """The same samples numbered by decision, those of one instant in the order of symbols: 16 bytes a sample."""
     rows = index.rows_between(0, index.n_samples)
-    return index.of_rows(rows[np.argsort(pack.available_at(rows), kind="stable")])
+    return index.of_rows(rows[by_instant(pack.available_at(rows), pack.interval)])
 
 
 def instants_of(pack: Pack, index: SampleIndex) -> IntArray:

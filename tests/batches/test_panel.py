@@ -330,6 +330,24 @@ def test_selection_and_universe_decide_which_symbols_have_labels(one):
         assert two.plan.panel.reasons["symbol not selected"] == 90 + 158
 
 
+def test_no_symbol_has_a_label_while_its_window_spans_a_roll():
+    """As without a panel; the other symbols of the instant keep theirs."""
+    steps = {"A": range(30), "B": [*range(12), *range(14, 30)]}
+    contract = [*[1.0] * 10, *[2.0] * 20, *[1.0] * 20, *[2.0] * 8]
+    pack = memory_pack(steps, contract=contract)
+    select, target = Select(rolls="contract", max_gap=2), Target(horizon=2, delay=0)
+    with Stager(panel(pack), window=4, target=target, batch_size=99, select=select, device="cpu") as one:
+        cells = {(batch.symbols[k], (int(batch.times[i]) - START) // MINUTE - 1)
+                 for batch in one.batches() for i, k in np.argwhere(batch.y_valid)}  # fmt: skip
+        # A rolls at 10, B at 22: labels end before, windows of 4 begin at or after.
+        assert cells == {("A", step) for step in [*range(3, 8), *range(13, 28)]} | {
+            ("B", step) for step in [*range(3, 12), *range(14, 20), *range(25, 28)]
+        }
+        told = one.plan.panel
+        assert told.reasons["roll or split in the window"] == 3 + 3
+        assert told.n_cells + sum(told.reasons.values()) == told.n_bars == 58
+
+
 def test_what_is_filled_or_misses_a_column_is_not_observed():
     steps = {"A": range(12), "B": [0, 1, 2, 5, 6, 7, 8, 9, 10, 11]}
     vwap = [float(k) for k in range(22)]

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples import folds as folds_module
-from stager.samples.folds import FOLD_REASONS, FoldSamples, cut_folds, distinct, in_time
+from stager.samples.folds import FOLD_REASONS, FoldSamples, cut_folds, in_time
 from stager.samples.index import SampleIndex, build_index
+from stager.samples.instants import by_instant, distinct
 from stager.samples.schemes import Combinatorial, Division, PurgedKFold, Scheme, WalkForward
 from stager.samples.select import Select
 from stager.samples.targets import Target
@@ -287,9 +288,12 @@ def test_instants_on_and_off_the_grid() -> None:
     rng = np.random.default_rng(5)
     minute = Interval.parse("1min")
     on = START + rng.integers(0, 500, 1000) * MINUTE
-    for decisions in (on, on + rng.integers(0, 2, 1000), np.append(on, 2**62), np.array([-(2**63) + 1, 2**63 - 1])):
-        assert np.array_equal(distinct(decisions, minute), np.unique(decisions))
-        assert np.array_equal(distinct(decisions, Interval.parse("1mo")), np.unique(decisions))
+    far = START + rng.integers(0, 1 << 20, 1000) * MINUTE
+    ends = np.array([-(2**63) + 1, 2**63 - 1])
+    for decisions in (on, on + rng.integers(0, 2, 1000), np.append(on, 2**62), ends, far, np.tile(far, 3), on[:1]):
+        for interval in (minute, Interval.parse("1mo"), Interval.parse("1ns")):
+            assert np.array_equal(distinct(decisions, interval), np.unique(decisions))
+            assert np.array_equal(by_instant(decisions, interval), np.argsort(decisions, kind="stable"))
 
 
 @pytest.mark.parametrize(
