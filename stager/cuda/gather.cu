@@ -78,20 +78,21 @@ extern "C" __global__ void resolve(
 
 template <typename V>
 __device__ __forceinline__ void copy_rows(const u64 *__restrict__ addresses, V *__restrict__ out, i64 count, int n) {
-    // blockDim.x lanes share a sample; blockDim.y samples share a block.
+    // blockDim.x lanes of gridDim.y blocks share a sample; blockDim.y samples share a block.
+    const int lanes = (int)(gridDim.y * blockDim.x);
     for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < count; i += (i64)gridDim.x * blockDim.y) {
         const V *__restrict__ from = (const V *)addresses[i];
         V *__restrict__ to = out + i * n;
-        int k = threadIdx.x;
-        for (; k + 3 * (int)blockDim.x < n; k += 4 * blockDim.x) {
-            V a = __ldg(from + k), b = __ldg(from + k + blockDim.x);
-            V c = __ldg(from + k + 2 * blockDim.x), d = __ldg(from + k + 3 * blockDim.x);
+        int k = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+        for (; k + 3 * lanes < n; k += 4 * lanes) {
+            V a = __ldg(from + k), b = __ldg(from + k + lanes);
+            V c = __ldg(from + k + 2 * lanes), d = __ldg(from + k + 3 * lanes);
             __stcs(to + k, a);
-            __stcs(to + k + blockDim.x, b);
-            __stcs(to + k + 2 * blockDim.x, c);
-            __stcs(to + k + 3 * blockDim.x, d);
+            __stcs(to + k + lanes, b);
+            __stcs(to + k + 2 * lanes, c);
+            __stcs(to + k + 3 * lanes, d);
         }
-        for (; k < n; k += blockDim.x) __stcs(to + k, __ldg(from + k));
+        for (; k < n; k += lanes) __stcs(to + k, __ldg(from + k));
     }
 }
 
@@ -111,9 +112,10 @@ extern "C" __global__ void copy_windows_4(const u64 *addresses, float *out, i64 
 extern "C" __global__ void copy_columns(
     const u64 *__restrict__ addresses, float *__restrict__ out, i64 count, int n,
     const int *__restrict__ columns, int n_chosen, int n_columns) {
+    const int lanes = (int)(gridDim.y * blockDim.x);
     for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < count; i += (i64)gridDim.x * blockDim.y) {
         const float *__restrict__ from = (const float *)addresses[i];
-        for (int k = threadIdx.x; k < n; k += blockDim.x) {
+        for (int k = (int)(blockIdx.y * blockDim.x + threadIdx.x); k < n; k += lanes) {
             int row = k / n_chosen;
             __stcs(out + i * n + k, __ldg(from + (i64)row * n_columns + columns[k - row * n_chosen]));
         }

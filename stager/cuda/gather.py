@@ -32,6 +32,9 @@ ORDER = np.dtype(
 _THREADS = 256
 _MAX_BLOCKS = 1 << 16
 _GROUP_NBYTES = 64 << 20
+# A group of few large samples, as of a panel, would keep few processors busy with a block each.
+_PIECE = 8 * _THREADS
+_MOST_PIECES = 64
 
 _kernels: dict[int, dict[str, Any]] = {}
 
@@ -164,6 +167,7 @@ class CudaGather:
         if self._columns is not None:
             n, self._vector = index.window * self._sample_shape[1], 1
         self._lanes = min(_THREADS, max(8, 1 << (n // self._vector - 1).bit_length()))
+        self._pieces = min(_MOST_PIECES, max(1, n // self._vector // _PIECE))
 
     def batches(self, schedule: Schedule, first: int, stop: int) -> Iterator[tuple[Any, Any]]:
         """Batches ``first : stop`` of an epoch, in order, as views of groups.
@@ -208,8 +212,8 @@ class CudaGather:
                     np.int32(self._y_shape[0] if self._y_shape else 1), addresses, np.uint64(labels),
                 ),
             )  # fmt: skip
-            samples = _THREADS // self._lanes
-            grid, block = (min(_MAX_BLOCKS, -(-count // samples)),), (self._lanes, samples)
+            n_together = _THREADS // self._lanes
+            grid, block = (min(_MAX_BLOCKS, -(-count // n_together)), self._pieces), (self._lanes, n_together)
             if self._columns is None:
                 self._kernels[f"copy_windows_{4 * self._vector}"](
                     grid, block, (addresses, x, np.int64(count), np.int32(x[0].size // self._vector))

@@ -47,15 +47,15 @@ def kernels(tmp_path_factory):
     return ctypes.CDLL(str(library))
 
 
-def launch(library: Any, name: str, grid: int, block: tuple[int, int], *arguments: Any) -> None:
+def launch(library: Any, name: str, grid: int, block: tuple[int, int], *arguments: Any, pieces: int = 1) -> None:
     """Run a kernel, one thread after another."""
     places = {part: Place.in_dll(library, part) for part in ("blockIdx", "threadIdx", "blockDim", "gridDim")}
-    places["gridDim"].x, places["gridDim"].y = grid, 1
+    places["gridDim"].x, places["gridDim"].y = grid, pieces
     places["blockDim"].x, places["blockDim"].y = block
     function = getattr(library, name)
     function.restype = None
-    for block_x, thread_y, thread_x in product(range(grid), range(block[1]), range(block[0])):
-        places["blockIdx"].x = block_x
+    for block_x, block_y, thread_y, thread_x in product(*map(range, (grid, pieces, block[1], block[0]))):
+        places["blockIdx"].x, places["blockIdx"].y = block_x, block_y
         places["threadIdx"].x, places["threadIdx"].y = thread_x, thread_y
         function(*arguments)
 
@@ -132,8 +132,9 @@ def windows_of(n_columns: int, window: int, n: int) -> tuple[np.ndarray, np.ndar
     return rows, addresses, rows[starts[:, None] + np.arange(window)]
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize(("vector", "n_columns"), [(4, 4), (4, 8), (2, 2), (2, 6), (1, 1), (1, 5)])
-def test_windows_are_copied(kernels, vector, n_columns):
+def test_windows_are_copied(kernels, vector, n_columns, pieces):
     for window, lanes in ((1, 8), (7, 8), (64, 16)):
         rows, addresses, right = windows_of(n_columns, window, 21)
         assert rows.ctypes.data % (4 * vector) == 0
@@ -143,19 +144,20 @@ def test_windows_are_copied(kernels, vector, n_columns):
         x = memory[skip : skip + right.size]
         launch(
             kernels, f"copy_windows_{4 * vector}", 2, (lanes, 3), at(addresses), at(x), I64(21),
-            I32(window * n_columns // vector),
+            I32(window * n_columns // vector), pieces=pieces,
         )  # fmt: skip
         np.testing.assert_array_equal(x.reshape(right.shape), right)
 
 
+@pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("columns", [[0], [6, 2], [3, 3, 0, 5, 1, 6, 2, 4]])
-def test_chosen_columns_are_copied(kernels, columns):
+def test_chosen_columns_are_copied(kernels, columns, pieces):
     for window in (1, 2, 63):
         _rows, addresses, right = windows_of(7, window, 21)
         x = np.zeros((21, window, len(columns)), np.float32)
         launch(
             kernels, "copy_columns", 2, (8, 3), at(addresses), at(x), I64(21), I32(window * len(columns)),
-            at(np.array(columns, np.int32)), I32(len(columns)), I32(7),
+            at(np.array(columns, np.int32)), I32(len(columns)), I32(7), pieces=pieces,
         )  # fmt: skip
         np.testing.assert_array_equal(x, right[:, :, columns])
 
