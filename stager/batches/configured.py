@@ -13,10 +13,11 @@ from stager.config import read_toml, resolve
 from stager.errors import ConfigError
 from stager.samples.derive import Derive, derive
 from stager.samples.labels import Labels
+from stager.samples.panel import Panel, panel
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
-_TABLES = {"source", "derive", "batches", "target", "select", "staging", "split", "arena", "overflow"}
+_TABLES = {"source", "derive", "panel", "batches", "target", "select", "staging", "split", "arena", "overflow"}
 
 
 class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +26,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     window: Annotated[int, msgspec.Meta(ge=1)]
     batch_size: Annotated[int, msgspec.Meta(ge=1)]
     seed: int = 0
-    shuffle: Literal["full"] | bool = "full"
+    shuffle: Literal["full", "time"] | bool = "full"
     last: Literal["keep", "drop"] = "keep"
     normalize: Literal["none", "last", "zscore"] = "none"
 
@@ -44,6 +45,15 @@ class DeriveOptions(msgspec.Struct, frozen=True, kw_only=True):
     zone: str | None = None
 
 
+class PanelOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Table ``[panel]`` of a configuration; see :class:`stager.Panel`."""
+
+    symbols: list[str] | None = None
+    columns: list[str] | None = None
+    session: str | None = None
+    close_inclusive: bool = False
+
+
 @dataclass(frozen=True)
 class Configuration:
     """What a configuration and overrides say.
@@ -53,6 +63,8 @@ class Configuration:
     source : Resident, Pack, path or Table
         The bars, before anything is derived from them.
     recipe : Derive or None
+    panel : Panel or None
+        What is set side by side, after the recipe.
     arguments : dict
         Keywords of a Stager.
     staging : StagingOptions or None
@@ -61,12 +73,17 @@ class Configuration:
 
     source: Any
     recipe: Derive | None
+    panel: Panel | None
     arguments: dict[str, Any]
     staging: StagingOptions | None
 
-    def prepared(self) -> Any:
+    def derived(self) -> Any:
         """The source, with what the recipe derives."""
         return self.source if self.recipe is None else derive(as_pack(self.source), self.recipe)
+
+    def prepared(self) -> Any:
+        """The same, its symbols side by side where a panel is asked for."""
+        return self.derived() if self.panel is None else panel(as_pack(self.derived()), self.panel)
 
 
 def read_configuration(path: str | Path, overrides: dict[str, Any]) -> Configuration:
@@ -89,6 +106,10 @@ def read_configuration(path: str | Path, overrides: dict[str, Any]) -> Configura
     if "derive" in tables and not isinstance(source, Resident):
         told = resolve(DeriveOptions, "derive", toml=_beside(path, tables["derive"], "rolls", "splits"))
         recipe = Derive(**msgspec.structs.asdict(told))
+    side_by_side = None
+    if "panel" in tables and not isinstance(source, Resident):
+        asked = resolve(PanelOptions, "panel", toml=tables["panel"])
+        side_by_side = Panel(**msgspec.structs.asdict(asked))
     arguments: dict[str, Any] = {
         name: overrides.pop(name) for name in ("target", "select", "normalize") if name in overrides
     }
@@ -105,9 +126,9 @@ def read_configuration(path: str | Path, overrides: dict[str, Any]) -> Configura
     options = resolve(BatchOptions, "batches", toml=tables.get("batches"), arguments=overrides)
     arguments = msgspec.structs.asdict(options) | arguments
     if isinstance(source, Resident):
-        return Configuration(source, None, arguments | places, None)
+        return Configuration(source, None, None, arguments | places, None)
     staging = resolve(StagingOptions, "staging", toml=tables.get("staging"), arguments=places)
-    return Configuration(source, recipe, arguments, staging)
+    return Configuration(source, recipe, side_by_side, arguments, staging)
 
 
 def _target(path: str | Path, table: Any) -> Target | Labels:

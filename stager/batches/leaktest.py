@@ -159,6 +159,11 @@ def leaktest_of(source: PackSource, config: str | Path, *, decisions: int = 8, s
     ConfigError, SampleError, BarsError, PackError
     """
     told = read_configuration(config, {"source": source})
+    if told.panel is not None:
+        raise SampleError(
+            f"{config}: a panel only sets the bars of [derive] side by side; leave [panel] out, and the leak test "
+            f"looks at what it is made of"
+        )
     arguments = {name: told.arguments[name] for name in ("window", "target", "select", "normalize")
                  if name in told.arguments}  # fmt: skip
     return leaktest(

@@ -149,6 +149,8 @@ def derive(pack: Pack | str | Path, recipe: Derive, out: str | Path | None = Non
     if not isinstance(recipe, Derive):
         raise SampleError(f"derive() got {recipe!r:.80}; give Derive(columns, fill=...)")
     pack = pack if isinstance(pack, Pack) else open_pack(pack)
+    if pack.manifest.panel is not None:
+        raise SampleError("the pack is a panel; derive from the bars that it was made of, and make the panel of that")
     if out is not None:
         with refusing(Path(out)):
             check_target(Path(out), overwrite)

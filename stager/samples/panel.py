@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -135,7 +136,13 @@ class PanelPlan:
     def host_nbytes(self) -> int:
         return 12 * self.n_values
 
-    def __str__(self) -> str:
+    def as_dict(self) -> dict[str, Any]:
+        """Everything as plain values, for JSON."""
+        nbytes = {name: getattr(self, name) for name in ("rows_nbytes", "mask_nbytes", "disk_nbytes", "host_nbytes")}
+        return asdict(self) | {"fill": self.fill} | nbytes
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The table for people."""
         lines = [
             ("panel", f"{self.n_times:,} instants of {self.n_symbols:,} symbols, {', '.join(self.columns)}"),
             ("filled", f"{self.fill:.1%}: {self.n_bars:,} bars"),
@@ -145,6 +152,10 @@ class PanelPlan:
         ]  # fmt: skip
         if self.left_out:
             lines.append(("left out", f"{len(self.left_out):,} symbols without a bar: {', '.join(self.left_out[:8])}"))
+        return lines
+
+    def __str__(self) -> str:
+        lines = self.lines()
         width = max(len(name) for name, _ in lines)
         return "\n".join(f"{name:<{width}}  {text}" for name, text in lines)
 

@@ -188,3 +188,28 @@ def refused(result: Result, *words: str) -> None:
     assert result.stderr.count("\n") == 1
     for word in words:
         assert word in result.stderr
+
+
+def test_a_panel_is_planned_before_it_is_made(folder: Path) -> None:
+    (folder / "panel.toml").write_text(
+        '[panel]\ncolumns = ["close"]\n[batches]\nwindow = 10\nbatch_size = 16\nshuffle = "time"\n[target]\nhorizon = 3\n'
+    )
+    result = CliRunner().invoke(main, ["plan", "bars.pack", "--config", "panel.toml", "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["panel"]["n_times"] == 200
+    assert told["panel"]["n_bars"] == 200 + 90 + 85
+    assert told["panel"]["fill"] == pytest.approx(375 / 400)
+    assert told["panel"]["rows_nbytes"] == 4 * 200 * 2
+    text = CliRunner().invoke(main, ["plan", "bars.pack", "--config", "panel.toml"]).stdout
+    assert "200 instants of 2 symbols, close" in text
+    with Stager.from_config(folder / "panel.toml", source=folder / "bars.pack", device="cpu") as st:
+        batch = next(iter(st.batches()))
+        assert batch.x.shape[1:] == (10, 2, 1)
+
+
+def test_the_leak_test_says_that_it_looks_at_the_bars_of_a_panel(folder: Path) -> None:
+    (folder / "panel.toml").write_text("[panel]\n[batches]\nwindow = 10\nbatch_size = 16\n")
+    result = CliRunner().invoke(main, ["leaktest", "bars.pack", "--config", "panel.toml"])
+    assert result.exit_code == 1
+    assert "leave [panel] out" in result.output
