@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -15,6 +15,7 @@ from stager.batches.batch import About, Batch
 from stager.batches.configured import read_configuration
 from stager.batches.folds import Fold
 from stager.batches.gathers import make_gather
+from stager.batches.position import go_on, state_of
 from stager.batches.provenance import locate, newest, to_table
 from stager.batches.resident import PackSource, Placement, Resident, stage, stage_as
 from stager.errors import ClosedError, ConfigError, SampleError
@@ -225,6 +226,37 @@ class Stager:
         if not _is_index(start, len(self) + 1):
             raise SampleError(f"start is {start!r}; an epoch has batches 0 to {len(self) - 1}")
         return self._serve(int(epoch), int(start), schedule)
+
+    def state_dict(self, epoch: int, next_batch: int) -> dict[str, Any]:
+        """Where a training is, as a few values that JSON keeps.
+
+        Parameters
+        ----------
+        epoch, next_batch : int
+            The batch that would come next; ``len(st)`` at the end of an epoch.
+
+        Raises
+        ------
+        SampleError
+            If there is no such place.
+        """
+        return state_of(self, self._index, epoch, next_batch)
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Where to go on: ``epoch, start = st.resume(state)``, and ``st.batches(epoch, start=start)`` serves what the
+        interrupted training would have been served next.
+
+        Parameters
+        ----------
+        state : dict
+            What :meth:`state_dict` gave.
+
+        Raises
+        ------
+        SampleError
+            If data, order, batch size, seed, or what is served are others than those of the state, naming which.
+        """
+        return go_on(self, self._index, state)
 
     def sample_id(self, epoch: int, batch: int, sample: int) -> int:
         """The sample at a place of an epoch, 0..n_samples-1.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -109,6 +110,18 @@ class SampleIndex:
     def nbytes(self) -> int:
         """Bytes of the tables, target included."""
         return self.span_rows.nbytes + self.span_ids.nbytes + (0 if self.y is None else self.y.nbytes)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of what decides which sample is which and what it holds, beyond the data themselves."""
+        state = hashlib.blake2b(str(self.window).encode(), digest_size=16)
+        for table in (self.span_rows, self.span_ids, self.columns, self.methods, self.fitted, self.y):
+            if table is None:
+                state.update(b"none")
+            else:
+                state.update(f"{table.dtype.str}{table.shape}".encode())
+                state.update(np.ascontiguousarray(table).data)
+        return state.hexdigest()
 
     @cached_property
     def spans_by_row(self) -> IntArray:

@@ -192,7 +192,8 @@ def refused(result: Result, *words: str) -> None:
 
 def test_a_panel_is_planned_before_it_is_made(folder: Path) -> None:
     (folder / "panel.toml").write_text(
-        '[panel]\ncolumns = ["close"]\n[batches]\nwindow = 10\nbatch_size = 16\nshuffle = "time"\n[target]\nhorizon = 3\n'
+        '[panel]\ncolumns = ["close"]\n[target]\nhorizon = 3\n'
+        '[batches]\nwindow = 10\nbatch_size = 16\nshuffle = "time"\n'
     )
     result = CliRunner().invoke(main, ["plan", "bars.pack", "--config", "panel.toml", "--json"])
     assert result.exit_code == 0, result.output
