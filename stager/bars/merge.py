@@ -30,6 +30,8 @@ class Merged:
         Sorted; the codes of the pieces count in it. Some may have no row.
     names : list of str
         Columns of the pieces: the prices, volume, further ones.
+    empty : list of str
+        Columns left out because they hold no value.
     checked : list of list of Checked
         The pieces of each input.
     timestamps : {"utc", "session"}
@@ -40,6 +42,7 @@ class Merged:
 
     symbols: tuple[str, ...]
     names: list[str]
+    empty: list[str]
     checked: list[list[Checked]]
     timestamps: Timestamps
     all_midnight: bool
@@ -58,7 +61,7 @@ def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
     for one in inputs:
         for decision in one.decisions:
             notes.decide(decision.what, decision.value, decision.source)
-    names = _common_columns(inputs)
+    names, empty = _common_columns(inputs)
     symbols, codes = symbol_numbers.encode(_symbol_columns(inputs, options, notes))
     years = year_window(options.allow_years)
 
@@ -73,7 +76,7 @@ def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
     _add_warnings(notes, inputs)
     notes.warnings += describe([part for parts in checked for part in parts], names)
     all_midnight = all(each.all_midnight for each in times)
-    return Merged(symbols, names, checked, timestamps, all_midnight, notes)
+    return Merged(symbols, names, empty, checked, timestamps, all_midnight, notes)
 
 
 def _add_warnings(notes: Notes, inputs: Sequence[Decoded]) -> None:
@@ -86,8 +89,8 @@ def _add_warnings(notes: Notes, inputs: Sequence[Decoded]) -> None:
         notes.warnings.append(where + text + (f" (so in {len(files) - 1} more files)" if len(files) > 1 else ""))
 
 
-def _common_columns(inputs: Sequence[Decoded]) -> list[str]:
-    """Prices, volume and the further columns that all inputs have and that hold a value somewhere."""
+def _common_columns(inputs: Sequence[Decoded]) -> tuple[list[str], list[str]]:
+    """Prices, volume and the further columns that all inputs have and that hold a value; those that hold none."""
     first = inputs[0]
     for one in inputs[1:]:
         for has, lacks in ((first, one), (one, first)):
@@ -106,7 +109,7 @@ def _common_columns(inputs: Sequence[Decoded]) -> list[str]:
     n_rows = sum(one.n_rows for one in inputs)
     empty = [name for name in names if n_rows and n_rows == sum(one.columns[name].null_count for one in inputs)]
     first.warnings += [f"column {name!r} has no value in any row and is left out" for name in empty]
-    return [*PRICES, *(name for name in names if name not in empty)]
+    return [*PRICES, *(name for name in names if name not in empty)], empty
 
 
 def _symbol_columns(inputs: Sequence[Decoded], options: ReadOptions, notes: Notes) -> list[SymbolColumn]:

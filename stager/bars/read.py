@@ -87,6 +87,8 @@ class Bars:
         Sentences about what a user should know.
     roles : dict of str to str
         What further columns are: "price", "volume" or "other", which is the default.
+    empty : tuple of str
+        Columns that were left out because they hold no value.
     """
 
     arranged: Arranged
@@ -102,6 +104,7 @@ class Bars:
     dropped: dict[str, int]
     warnings: tuple[str, ...]
     roles: dict[str, Literal["price", "volume", "other"]] = field(default_factory=dict)
+    empty: tuple[str, ...] = ()
 
     @cached_property
     def table(self) -> pa.Table:
@@ -199,6 +202,7 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
         ),
         dropped={"null price": sum(n_dropped), "duplicate": arranged.n_duplicates},
         warnings=tuple(notes.warnings),
+        empty=tuple(merged.empty),
     )
 
 

@@ -93,7 +93,7 @@ class Resident:
     @property
     def nbytes(self) -> int:
         """Bytes of the rows."""
-        return self.pack.rows.nbytes
+        return self.pack.rows_nbytes
 
     @property
     def closed(self) -> bool:
@@ -269,7 +269,7 @@ def _stage_on_gpu(
             rows,
             driver,
             watch,
-            fill=pack.file.read if pack.file else None,
+            fill=pack.parts[0].file.read if pack.parts else None,
             read_ahead=read_ahead(pack) if mapped else None,
             read_only=mapped,
             n_cores=thread_count(),

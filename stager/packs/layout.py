@@ -4,23 +4,23 @@
 
     bars.pack/
         manifest.json            the manifest; ``checksum`` covers the file with that value zeroed
-        segment-0/
+        segment-0/               one, and another for each append
             rows.npy             (n_rows, n_columns) float32, C order; a standard .npy, data at a multiple of 64
             bars.arrow           Arrow IPC, one record batch: symbol, time, float64 columns
             symbols.arrow        Arrow IPC: symbol, first_row, count
 
-Rows lie symbol after symbol (by symbol text), time ascending inside a symbol. Checksums are BLAKE2b of 16 bytes over
-blocks of 64 MiB, so that damage is located, not only found.
+Rows of a segment lie symbol after symbol (by symbol text), time ascending inside a symbol, and no bar is in two
+segments. A pack of several is opened as one, its rows in that order over all of them. A segment that the manifest does
+not list was left by an append that was killed. Checksums are BLAKE2b of 16 bytes over blocks of 64 MiB, so that damage
+is located, not only found.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,9 @@ import pyarrow as pa
 
 from stager.bars.interval import Interval
 from stager.bars.threads import parallel
-from stager.errors import PackDamagedError, PackError, PackVersionError
+from stager.errors import PackDamagedError, PackError
+from stager.packs.fingerprints import fingerprint_of
+from stager.packs.held import Held, Joined, Part, contiguous
 from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Segment, read_manifest, settled
 from stager.packs.rows import RowsFile
 
@@ -51,31 +53,28 @@ class Pack:
     path : Path or None
         The directory; None in memory.
     manifest : Manifest
-    rows : (n_rows, n_columns) float32, C order
+    held : Held
+        What the arrays are taken from.
     symbols : tuple of str
         Sorted by text.
     first_rows, counts : (n_symbols,) int64
         Symbol ``i`` owns rows ``first_rows[i] : first_rows[i] + counts[i]``.
-    file : RowsFile or None
-        The file that ``rows`` maps.
+    parts : tuple of Part
+        The opened segments; none in memory.
     """
 
     def __init__(
         self,
         path: Path | None,
         manifest: Manifest,
-        rows: npt.NDArray[np.float32],
-        table: Callable[[], pa.Table],
+        held: Held,
         symbols: tuple[str, ...],
         first_rows: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
-        *,
-        times: npt.NDArray[np.int64] | None = None,
-        file: RowsFile | None = None,
+        parts: tuple[Part, ...] = (),
     ) -> None:
-        self.path, self.manifest, self.rows, self._table = path, manifest, rows, table
+        self.path, self.manifest, self.held, self.parts = path, manifest, held, parts
         self.symbols, self.first_rows, self.counts = symbols, first_rows, counts
-        self._times, self.file = times, file
 
     def __repr__(self) -> str:
         m = self.manifest
@@ -93,10 +92,20 @@ class Pack:
     def n_rows(self) -> int:
         return self.manifest.n_rows
 
+    @property
+    def rows_nbytes(self) -> int:
+        """Bytes of ``rows``."""
+        return 4 * self.n_rows * len(self.manifest.columns)
+
+    @property
+    def rows(self) -> npt.NDArray[np.float32]:
+        """(n_rows, n_columns) float32, C order: a mapping; of several segments a copy, made when it is asked for."""
+        return self.held.rows
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the sorted (symbol, time, float64 values), whatever files and segments they came from."""
-        return self.manifest.fingerprint or fingerprint(self.bars, self.symbols, self.counts)
+        return self.manifest.fingerprint or fingerprint_of(self.held, self.columns, self.symbols, self.counts)
 
     @cached_property
     def interval(self) -> Interval:
@@ -105,13 +114,13 @@ class Pack:
 
     @cached_property
     def bars(self) -> pa.Table:
-        """symbol, time, float64 columns; of bars in memory it is put together when it is asked for."""
-        return self._table()
+        """symbol, time, float64 columns; in memory and of several segments it is put together when it is asked for."""
+        return self.held.bars
 
-    @cached_property
+    @property
     def times(self) -> npt.NDArray[np.int64]:
         """(n_rows,) int64: open of each bar, nanoseconds since 1970 UTC."""
-        return contiguous(self.bars, "time").view(np.int64) if self._times is None else self._times
+        return self.held.times
 
     def available_at(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Instants at which bars become available (their close), nanoseconds UTC, shape of `rows`."""
@@ -119,17 +128,7 @@ class Pack:
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
         """(n_rows,) float64 values of one column; NaN where missing."""
-        return contiguous(self.bars, name)
-
-
-def contiguous(table: pa.Table, name: str) -> npt.NDArray[Any]:
-    """The values of a column without nulls as one array, without a copy where it lies in one chunk."""
-    column = table.column(name)
-    chunk: Any = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    if pa.types.is_timestamp(chunk.type):
-        chunk = chunk.view(pa.int64())
-    array: npt.NDArray[Any] = chunk.to_numpy(zero_copy_only=True)
-    return array
+        return self.held.column(name)
 
 
 def open_pack(path: str | Path) -> Pack:
@@ -157,18 +156,34 @@ def open_pack(path: str | Path) -> Pack:
 
 def _open(path: Path) -> Pack:
     manifest = read_manifest(path)
-    if len(manifest.segments) != 1:
-        raise PackVersionError(
-            f"{path}: the pack has {len(manifest.segments)} segments; this stager reads packs of one. Update stager."
-        )
     try:
-        return _open_segment(path, manifest, manifest.segments[0])
+        parts = tuple(open_part(path / segment.name, manifest, segment) for segment in manifest.segments)
     except OSError as error:
         raise PackError(f"{path}: can't be read: {error.strerror or error}") from error
+    pack = join(path, manifest, parts)
+    if len(pack.symbols) != manifest.n_symbols:
+        raise PackDamagedError(
+            f"{path / MANIFEST}: says {manifest.n_symbols:,} symbols, its segments have {len(pack.symbols):,}; restore "
+            f"it or pack the bars again"
+        )
+    return pack
 
 
-def _open_segment(path: Path, manifest: Manifest, segment: Segment) -> Pack:
-    folder = path / segment.name
+def join(path: Path, manifest: Manifest, parts: tuple[Part, ...]) -> Pack:
+    """The pack of opened segments."""
+    if len(parts) == 1:
+        (part,) = parts
+        return Pack(path, manifest, part, part.symbols, part.first_rows, part.counts, parts)
+    symbols = tuple(sorted({symbol for part in parts for symbol in part.symbols}))
+    number = {symbol: code for code, symbol in enumerate(symbols)}
+    counts = np.zeros(len(symbols), np.int64)
+    for part in parts:
+        np.add.at(counts, [number[symbol] for symbol in part.symbols], part.counts)
+    return Pack(path, manifest, Joined(parts, symbols, counts), symbols, np.cumsum(counts) - counts, counts, parts)
+
+
+def open_part(folder: Path, manifest: Manifest, segment: Segment) -> Part:
+    """Open a segment; raises as :func:`open_pack`, and OSError."""
     for name, stored in segment.files.items():
         file = folder / name
         if not file.is_file():
@@ -188,13 +203,13 @@ def _open_segment(path: Path, manifest: Manifest, segment: Segment) -> Pack:
     # Small, and a wrong row number here would give samples of another symbol.
     if block_checksums(file) != segment.files[file.name].blocks:
         raise PackDamagedError(f"{file}: its checksum does not match; restore it or pack the bars again")
-    table = _map_arrow(file, _SYMBOLS, manifest.n_symbols)
+    table = _map_arrow(file, _SYMBOLS, manifest.n_symbols if len(manifest.segments) == 1 else None)
     symbols = tuple(map(str, table.column("symbol").to_pylist()))
     first_rows, counts = contiguous(table, "first_row"), contiguous(table, "count")
     ends = np.cumsum(counts)
-    if np.any(counts < 1) or np.any(first_rows != ends - counts) or ends[-1] != segment.n_rows:
+    if not len(counts) or np.any(counts < 1) or np.any(first_rows != ends - counts) or ends[-1] != segment.n_rows:
         raise PackDamagedError(f"{file}: first rows and counts do not cover the rows; pack the bars again")
-    return Pack(path, manifest, opened.rows, lambda: bars, symbols, first_rows, counts, file=opened)
+    return Part(folder, opened, bars, symbols, first_rows, counts)
 
 
 def block_checksums(file: Path) -> list[str]:
@@ -222,34 +237,11 @@ def span(
     return f"{first}Z", f"{last}Z"
 
 
-def fingerprint(table: pa.Table, symbols: Sequence[str], counts: npt.NDArray[np.int64]) -> str:
-    """Hash over the sorted (symbol, time, float64 values): the same for the same bars, however they were stored."""
-    names = table.column_names[1:]
-    columns = [contiguous(table, name) for name in names]
-    ends = np.cumsum(counts)
-
-    def digest(index: int) -> bytes:
-        rows = slice(int(ends[index] - counts[index]), int(ends[index]))
-        parts = [hashlib.blake2b(_one_nan(column[rows]).data, digest_size=16).digest() for column in columns]
-        return hashlib.blake2b(symbols[index].encode() + b"\0" + b"".join(parts), digest_size=16).digest()
-
-    total = hashlib.blake2b("\0".join(names).encode(), digest_size=16)
-    for part in parallel(digest, range(len(symbols))):
-        total.update(part)
-    return total.hexdigest()
-
-
-def _one_nan(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The values; NaN has many bit patterns, and here one."""
-    missing = np.isnan(values) if values.dtype == np.float64 else None
-    return values if missing is None or not missing.any() else np.where(missing, np.nan, values)
-
-
-def _map_arrow(file: Path, fields: dict[str, pa.DataType], n_rows: int) -> pa.Table:
+def _map_arrow(file: Path, fields: dict[str, pa.DataType], n_rows: int | None) -> pa.Table:
     remedy = "restore it or pack again"
     try:
         table = pa.ipc.open_file(pa.memory_map(os.fsencode(file))).read_all()  # type: ignore[arg-type]
-        fits = table.schema.equals(pa.schema(fields)) and table.num_rows == n_rows
+        fits = table.schema.equals(pa.schema(fields)) and n_rows in (None, table.num_rows)
         table.validate()
     except (pa.ArrowException, OSError, ValueError) as error:
         raise PackDamagedError(f"{file}: no valid Arrow IPC file ({error}); {remedy}") from error

@@ -144,6 +144,8 @@ def _contradiction(manifest: Manifest) -> str | None:
         return "its columns are not those of its panel"
     if not 1 <= manifest.n_symbols <= manifest.n_rows or manifest.n_rows != sum(s.n_rows for s in manifest.segments):
         return f"{manifest.n_symbols:,} symbols of {manifest.n_rows:,} rows don't fit its segments"
+    if len({segment.name for segment in manifest.segments}) != len(manifest.segments):
+        return "it lists a segment twice"
     for segment in manifest.segments:
         if _SEGMENT.fullmatch(segment.name) is None:
             return f"{segment.name!r} is no name of a segment"

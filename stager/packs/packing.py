@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,8 @@ from stager.bars.threads import parallel
 from stager.config import format_nbytes
 from stager.errors import BarsError, PackError
 from stager.packs import layout
+from stager.packs.fingerprints import fingerprint
+from stager.packs.held import contiguous
 from stager.packs.layout import Pack, open_pack
 from stager.packs.manifest import (
     FORMAT_VERSION,
@@ -112,9 +114,26 @@ def hold(bars: Bars, *, panel: PanelLayout | None = None) -> Pack:
     rows, n_missing = bars.rows()
     rows.flags.writeable = False
     manifest = _manifest(bars, n_missing, [Segment("segment-0", len(rows), {})], fingerprint="", panel=panel)
-    return Pack(
-        None, manifest, rows, lambda: bars.table, bars.symbols, bars.first_rows, bars.counts, times=bars.arranged.times
-    )
+    return Pack(None, manifest, InMemory(rows, bars), bars.symbols, bars.first_rows, bars.counts)
+
+
+@dataclass(frozen=True)
+class InMemory:
+    """Bars in memory, and their rows."""
+
+    rows: npt.NDArray[np.float32]
+    _bars: Bars
+
+    @property
+    def bars(self) -> pa.Table:
+        return self._bars.table
+
+    @property
+    def times(self) -> npt.NDArray[np.int64]:
+        return self._bars.arranged.times
+
+    def column(self, name: str) -> npt.NDArray[np.float64]:
+        return contiguous(self._bars.table, name)
 
 
 def cast_rows(table: pa.Table, first: int, out: npt.NDArray[np.float32]) -> None:
@@ -125,7 +144,7 @@ def cast_rows(table: pa.Table, first: int, out: npt.NDArray[np.float32]) -> None
     BarsError
         If a value is too large for float32.
     """
-    columns = {name: layout.contiguous(table, name) for name in table.column_names[2:]}
+    columns = {name: contiguous(table, name) for name in table.column_names[2:]}
 
     def fill(start: int) -> None:
         stop = min(start + _CHUNK_ROWS, len(out))
@@ -149,39 +168,62 @@ def _target(source: Source, out: str | Path | None) -> Path:
 
 
 def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None, panel: PanelLayout | None) -> None:
-    n_rows, n_columns = bars.table.num_rows, bars.table.num_columns - 2
-    needed = n_rows * (n_columns * 12 + 12) + (1 << 20)
     with partial_of(target) as partial:
-        if (free := shutil.disk_usage(partial).free) < needed:
-            raise PackError(
-                f"{target}: the pack takes {format_nbytes(needed)}, the disk has {format_nbytes(free)} free; "
-                "free some, or choose another place with -o DIR"
-            )
-        folder = partial / "segment-0"
-        folder.mkdir()
-        _write_rows(folder / "rows.npy", bars.table, n_rows, n_columns, progress)
-        _write_arrow(folder / "bars.arrow", bars.table)
-        _write_arrow(
-            folder / "symbols.arrow",
-            pa.table({"symbol": list(bars.symbols), "first_row": bars.first_rows, "count": bars.counts}),
-        )
-        sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-        files: dict[str, StoredFile] = {}
-        done = 0
-        for name, size in sizes.items():
-            files[name] = StoredFile(size, layout.block_checksums(folder / name))
-            done += size
-            if progress:
-                progress("checksum", done, sum(sizes.values()))
-        fingerprint = layout.fingerprint(bars.table, bars.symbols, bars.counts)
-        n_missing = parallel(lambda name: _n_missing(bars.table, name), bars.names)
-        manifest = _manifest(bars, n_missing, [Segment("segment-0", n_rows, files)], fingerprint, panel)
-        (partial / MANIFEST).write_bytes(_encode(manifest))
-        for path in (*folder.iterdir(), partial / MANIFEST, folder, partial):
-            sync(path)
+        segment = write_segment(partial / "segment-0", bars, target, progress)
+        hashed = fingerprint(bars.table, bars.symbols, bars.counts)
+        write_manifest(partial, _manifest(bars, missing_in(bars), [segment], hashed, panel))
+        sync(partial)
         # Checked again: another process may have put a pack there meanwhile.
         check_target(target, overwrite)
         publish(partial, target)
+
+
+def write_segment(folder: Path, bars: Bars, target: Path, progress: Progress | None = None) -> Segment:
+    """Write bars as the segment `folder`, synced; `target` is the pack that errors name.
+
+    Raises
+    ------
+    PackError
+        If the disk has no room.
+    BarsError
+        If a value is too large for float32.
+    """
+    n_rows, n_columns = bars.table.num_rows, bars.table.num_columns - 2
+    needed = n_rows * (n_columns * 12 + 12) + (1 << 20)
+    if (free := shutil.disk_usage(folder.parent).free) < needed:
+        raise PackError(
+            f"{target}: the pack takes {format_nbytes(needed)}, the disk has {format_nbytes(free)} free; "
+            "free some, or choose another place with -o DIR"
+        )
+    folder.mkdir()
+    _write_rows(folder / "rows.npy", bars.table, n_rows, n_columns, progress)
+    _write_arrow(folder / "bars.arrow", bars.table)
+    _write_arrow(
+        folder / "symbols.arrow",
+        pa.table({"symbol": list(bars.symbols), "first_row": bars.first_rows, "count": bars.counts}),
+    )
+    sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
+    files: dict[str, StoredFile] = {}
+    done = 0
+    for name, size in sizes.items():
+        files[name] = StoredFile(size, layout.block_checksums(folder / name))
+        done += size
+        if progress:
+            progress("checksum", done, sum(sizes.values()))
+    for path in (*folder.iterdir(), folder):
+        sync(path)
+    return Segment(folder.name, n_rows, files)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest into a directory, synced."""
+    (folder / MANIFEST).write_bytes(_encode(manifest))
+    sync(folder / MANIFEST)
+
+
+def missing_in(bars: Bars) -> list[int]:
+    """Values of each column that are NaN or infinite."""
+    return parallel(lambda name: int((~np.isfinite(contiguous(bars.table, name))).sum()), bars.names)
 
 
 def _write_rows(file: Path, table: pa.Table, n_rows: int, n_columns: int, progress: Progress | None) -> None:
@@ -201,10 +243,6 @@ def _write_rows(file: Path, table: pa.Table, n_rows: int, n_columns: int, progre
 def _write_arrow(file: Path, table: pa.Table) -> None:
     with pa.OSFile(os.fsencode(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:  # type: ignore[arg-type]
         writer.write_table(table.combine_chunks())
-
-
-def _n_missing(table: pa.Table, name: str) -> int:
-    return int((~np.isfinite(layout.contiguous(table, name))).sum())
 
 
 def _manifest(

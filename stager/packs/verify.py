@@ -10,6 +10,8 @@ import numpy as np
 
 from stager.errors import PackDamagedError, PackError
 from stager.packs import layout
+from stager.packs.fingerprints import fingerprint_of
+from stager.packs.held import Part
 from stager.packs.layout import Pack
 from stager.packs.manifest import Segment, read_manifest, settled
 
@@ -87,39 +89,58 @@ def _damaged_blocks(path: Path, segment: Segment, name: str) -> list[str]:
 
 def _broken_invariants(pack: Pack) -> list[str]:
     """What holds for every pack that stager writes; broken only by a writer's fault or a forged manifest."""
-    folder = f"{pack.path}/{pack.manifest.segments[0].name}"
-    findings: list[str] = []
-    ends = np.cumsum(pack.counts)
-    if list(pack.symbols) != sorted(set(pack.symbols)):
-        findings.append(f"{folder}/symbols.arrow: the symbols are not sorted and unique")
-    codes: Any = pack.bars.column("symbol").combine_chunks()
-    if codes.dictionary.to_pylist() != list(pack.symbols) or not np.array_equal(
-        codes.indices.to_numpy(), np.repeat(np.arange(len(pack.symbols)), pack.counts)
-    ):
-        findings.append(f"{folder}/bars.arrow: its symbols are not those of symbols.arrow")
-    steps = np.diff(pack.times)
-    steps[ends[:-1] - 1] = 1
-    if (backwards := np.flatnonzero(steps <= 0)).size:
-        findings.append(f"{folder}/bars.arrow: times do not ascend after row {backwards[0]:,}")
-    elif layout.span(pack.times, pack.first_rows, pack.counts) != pack.manifest.span:
-        findings.append(f"{pack.path}/manifest.json: the span is not that of the bars")
+    manifest, parts = f"{pack.path}/manifest.json", pack.parts
+    findings = [finding for part in parts for finding in _broken_order(part)]
+    if findings:
+        return findings
+    spans = [layout.span(part.times, part.first_rows, part.counts) for part in parts]
+    if (min(first for first, _ in spans), max(last for _, last in spans)) != pack.manifest.span:
+        findings.append(f"{manifest}: the span is not that of the bars")
     for index, column in enumerate(pack.manifest.columns):
-        values, n_missing = pack.column(column.name), 0
-        for first in range(0, pack.n_rows, _CHUNK_ROWS):
-            part = values[first : first + _CHUNK_ROWS]
-            n_missing += int((~np.isfinite(part)).sum())
-            with np.errstate(over="ignore"):
-                same = np.array_equal(part.astype(np.float32), pack.rows[first : first + _CHUNK_ROWS, index], True)
-            if not same:
-                findings.append(
-                    f"{folder}/rows.npy: column {column.name!r} differs from bars.arrow in rows "
-                    f"{first:,} to {first + len(part) - 1:,}"
-                )
+        n_missing = 0
+        for part in parts:
+            found, n = _differing_rows(part, index, column.name)
+            findings += found
+            n_missing += n
         if n_missing != column.n_missing:
-            findings.append(
-                f"{pack.path}/manifest.json: column {column.name!r} misses {n_missing:,} values, "
-                f"not {column.n_missing:,}"
-            )
-    if layout.fingerprint(pack.bars, pack.symbols, pack.counts) != pack.manifest.fingerprint:
-        findings.append(f"{pack.path}/manifest.json: the fingerprint is not that of the bars")
+            findings.append(f"{manifest}: column {column.name!r} misses {n_missing:,} values, not {column.n_missing:,}")
+    try:
+        hashed = fingerprint_of(pack.held, pack.columns, pack.symbols, pack.counts)
+    except PackDamagedError as error:  # a bar in two segments
+        return [*findings, f"{pack.path}: {error}"]
+    if hashed != pack.manifest.fingerprint:
+        findings.append(f"{manifest}: the fingerprint is not that of the bars")
     return findings
+
+
+def _broken_order(part: Part) -> list[str]:
+    findings: list[str] = []
+    if list(part.symbols) != sorted(set(part.symbols)):
+        findings.append(f"{part.folder}/symbols.arrow: the symbols are not sorted and unique")
+    codes: Any = part.bars.column("symbol").combine_chunks()
+    if codes.dictionary.to_pylist() != list(part.symbols) or not np.array_equal(
+        codes.indices.to_numpy(), np.repeat(np.arange(len(part.symbols)), part.counts)
+    ):
+        findings.append(f"{part.folder}/bars.arrow: its symbols are not those of symbols.arrow")
+    steps = np.diff(part.times)
+    steps[np.cumsum(part.counts)[:-1] - 1] = 1
+    if (backwards := np.flatnonzero(steps <= 0)).size:
+        findings.append(f"{part.folder}/bars.arrow: times do not ascend after row {backwards[0]:,}")
+    return findings
+
+
+def _differing_rows(part: Part, index: int, name: str) -> tuple[list[str], int]:
+    """Where a column of the rows is not that of the bars, and how many of its values are missing."""
+    findings: list[str] = []
+    values, n_missing = part.column(name), 0
+    for first in range(0, len(values), _CHUNK_ROWS):
+        some = values[first : first + _CHUNK_ROWS]
+        n_missing += int((~np.isfinite(some)).sum())
+        with np.errstate(over="ignore"):
+            same = np.array_equal(some.astype(np.float32), part.rows[first : first + _CHUNK_ROWS, index], True)
+        if not same:
+            findings.append(
+                f"{part.folder}/rows.npy: column {name!r} differs from bars.arrow in rows "
+                f"{first:,} to {first + len(some) - 1:,}"
+            )
+    return findings, n_missing

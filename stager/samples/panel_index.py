@@ -134,18 +134,11 @@ class PanelIndex(SampleIndex):
         return self.known[rows]
 
 
-class _Bars(Pack):
+class _Bars:
     """The bars of a panel, symbol after symbol. Columns are put together when asked for."""
 
     def __init__(self, pack: Pack, layout: PanelLayout, there: BoolArray, owners: IntArray, places: IntArray) -> None:
-        counts = np.bincount(owners, minlength=len(layout.symbols))
-        manifest = msgspec.structs.replace(
-            pack.manifest, panel=None, columns=layout.columns, n_rows=len(owners), n_symbols=len(layout.symbols)
-        )
-        super().__init__(
-            None, manifest, pack.rows, self._assemble, tuple(layout.symbols), np.cumsum(counts) - counts, counts,
-            times=pack.times[places],
-        )  # fmt: skip
+        self.times, self.rows = pack.times[places], pack.rows
         self._panel, self._layout, self._there, self._owners = pack, layout, there, owners
 
     def column(self, name: str) -> npt.NDArray[np.float64]:
@@ -156,14 +149,23 @@ class _Bars(Pack):
             ]
         )
 
-    def _assemble(self) -> pa.Table:
+    @property
+    def bars(self) -> pa.Table:
         symbols = pa.DictionaryArray.from_arrays(
-            pa.array(self._owners, pa.int32()), pa.array(self.symbols, pa.string())
+            pa.array(self._owners, pa.int32()), pa.array(self._layout.symbols, pa.string())
         )
         times = pa.array(self.times, pa.int64()).view(pa.timestamp("ns", "UTC"))
-        return pa.table(
-            {"symbol": symbols, "time": times, **{name: pa.array(self.column(name)) for name in self.columns}}
+        names = [column.name for column in self._layout.columns]
+        return pa.table({"symbol": symbols, "time": times, **{name: pa.array(self.column(name)) for name in names}})
+
+    def pack(self) -> Pack:
+        """A pack of one symbol after the other; its rows are those of the panel."""
+        layout, manifest = self._layout, self._panel.manifest
+        counts = np.bincount(self._owners, minlength=len(layout.symbols))
+        manifest = msgspec.structs.replace(
+            manifest, panel=None, columns=layout.columns, n_rows=len(self._owners), n_symbols=len(layout.symbols)
         )
+        return Pack(None, manifest, self, tuple(layout.symbols), np.cumsum(counts) - counts, counts)
 
 
 def find_samples(
@@ -193,7 +195,7 @@ def find_samples(
     names = [column.name for column in layout.columns]
     there = _there(pack, names, ["close"], filled=True)
     owners, places = np.nonzero(there.T)
-    bars = _Bars(pack, layout, there, owners, places)
+    bars = _Bars(pack, layout, there, owners, places).pack()
     found = build_index(bars, 1, target, select)
     rows, reasons = found.rows_between(0, found.n_samples), dict(found.reasons)
     jumps = filters.jumps_of(bars, select)
@@ -247,9 +249,7 @@ def _axis(pack: Pack, layout: PanelLayout) -> Pack:
     """The panel as a pack of one symbol, whose bars are there at every instant."""
     columns = [Column(column.name, column.role, 0) for column in layout.columns]
     manifest = msgspec.structs.replace(pack.manifest, columns=columns, panel=None)
-    return Pack(
-        pack.path, manifest, pack.rows, lambda: pack.bars, pack.symbols, pack.first_rows, pack.counts, times=pack.times
-    )
+    return Pack(pack.path, manifest, pack.held, pack.symbols, pack.first_rows, pack.counts)
 
 
 def _there(pack: Pack, names: list[str], needed: list[str], *, filled: bool) -> BoolArray:

@@ -219,7 +219,7 @@ def make_plan(
         target=describe(target),
         reasons=dict(index.reasons),
         samples_at_gap={} if fold else {gap: index.at_gap(gap, reach) for gap in GAPS},
-        rows_nbytes=pack.rows.nbytes,
+        rows_nbytes=pack.rows_nbytes,
         tables_nbytes=index.nbytes,
         disk_nbytes=sum(file.size_nbytes for part in pack.manifest.segments for file in part.files.values()),
         batch_nbytes=typical * ((index.window * len(served) + len(wanted)) * width * 4 + mask),

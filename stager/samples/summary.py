@@ -49,7 +49,7 @@ def summarise(pack: Pack) -> Summary:
         n_gaps=len(inside),
         n_missing=int(inside.sum()),
         largest_gap=int(inside.max(initial=0)),
-        rows_nbytes=pack.rows.nbytes,
+        rows_nbytes=pack.rows_nbytes,
         disk_nbytes=sum(stored.size_nbytes for stored in files),
         manifest=pack.manifest,
     )

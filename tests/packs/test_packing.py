@@ -196,7 +196,7 @@ STEPS = [
     (packing, "_write_rows", 1),
     (packing, "_write_arrow", 2),
     (layout, "block_checksums", 3),
-    (layout, "fingerprint", 1),
+    (packing, "fingerprint", 1),
     (Path, "write_bytes", 1),
     (os, "fsync", 6),
     (packing, "publish", 1),

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from stager.bars.read import ReadOptions
 from stager.errors import NotAPackError, PackDamagedError, PackError, PackVersionError, StagerError
 from stager.packs import layout, packing
+from stager.packs.appending import append
 from stager.packs.layout import open_pack
 from stager.packs.manifest import read_manifest
 from stager.packs.packing import pack
@@ -411,13 +412,88 @@ def test_resealing_alone_breaks_nothing(copy: Path) -> None:
     assert verify(copy) == []
 
 
-def test_several_segments_are_of_a_newer_stager(copy: Path) -> None:
-    raw = manifest_of(copy)
-    second = {**raw["segments"][0], "name": "segment-1"}
-    raw.update(segments=[raw["segments"][0], second], n_rows=14, checksum="0" * 32)
-    (copy / "manifest.json").write_bytes(packing._encode(msgspec.convert(raw, type(read_manifest(copy)))))
-    with pytest.raises(PackVersionError, match="2 segments"):
+APPENDED = ("manifest.json", *(f"segment-{n}/{file.split('/')[1]}" for n in range(3) for file in FILES[1:]))
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of three segments: later bars, a new symbol, bars in between."""
+    path = tmp_path_factory.mktemp("several") / "x.pack"
+    pack(bar_table({"Aé": [0, 1, 2, 5], "B": [0, 1, 2]}), path)
+    append(path, bar_table({"Aé": [7, 8], "AA": [7]}))
+    append(path, bar_table({"Aé": [3, 9], "B": [7]}))
+    assert verify(path) == []
+    assert len(manifest_of(path)["segments"]) == 3
+    return path
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(file=st.sampled_from(APPENDED), place=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
+def test_any_flipped_byte_of_several_segments(
+    several: Path, tmp_path: Path, file: str, place: float, mask: int
+) -> None:
+    copy = tmp_path / "x.pack"
+    if not copy.exists():
+        shutil.copytree(several, copy)
+    raw = bytearray((several / file).read_bytes())
+    offset = int(place * len(raw))
+    raw[offset] ^= mask
+    (copy / file).write_bytes(raw)
+    try:
+        assert_found(copy, file, is_version=raw[offset - 18 : offset] == b'"format_version": ')
+    finally:
+        (copy / file).write_bytes((several / file).read_bytes())
+
+
+@pytest.mark.parametrize("file", APPENDED[1:])
+def test_a_cut_or_missing_file_of_several_segments(several: Path, tmp_path: Path, file: str) -> None:
+    copy = Path(shutil.copytree(several, tmp_path / "x.pack"))
+    raw = (copy / file).read_bytes()
+    for length in (0, len(raw) // 2, len(raw) - 1):
+        (copy / file).write_bytes(raw[:length])
+        assert_found(copy, file)
+        with pytest.raises(PackDamagedError, match=file):
+            open_pack(copy)
+    (copy / file).unlink()
+    assert_found(copy, file)
+
+
+def segments_changed(path: Path, change: Callable[[list[dict[str, Any]]], Any], **fields: Any) -> None:
+    raw = manifest_of(path)
+    change(raw["segments"])
+    raw.update(fields, checksum="0" * 32)
+    (path / "manifest.json").write_bytes(packing._encode(msgspec.convert(raw, type(read_manifest(path)))))
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "expected"), [(14, r"two segments hold a bar of Aé at 2024-01-01T00:00:00.000000000Z")]
+)
+def test_a_segment_twice_under_two_names(copy: Path, n_rows: int, expected: str) -> None:
+    shutil.copytree(copy / "segment-0", copy / "segment-1")
+    segments_changed(copy, lambda some: some.append({**some[0], "name": "segment-1"}), n_rows=n_rows)
+    (finding,) = (one for one in verify(copy) if "two segments" in one)
+    assert re.search(expected, finding)
+    with pytest.raises(PackDamagedError, match=expected):
+        open_pack(copy).rows  # noqa: B018
+
+
+def test_a_segment_twice_under_one_name(copy: Path) -> None:
+    segments_changed(copy, lambda some: some.append(some[0]), n_rows=14)
+    with pytest.raises(PackDamagedError, match="lists a segment twice"):
         open_pack(copy)
+
+
+def test_symbols_of_several_segments_that_the_manifest_does_not_count(several: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(several, tmp_path / "x.pack"))
+    segments_changed(copy, lambda some: None, n_symbols=4)
+    assert re.search(r"manifest\.json: says 4 symbols, its segments have 3", verify(copy)[0])
+
+
+def test_segments_may_come_in_any_order(several: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(several, tmp_path / "x.pack"))
+    segments_changed(copy, lambda some: some.reverse())
+    assert verify(copy) == []
+    assert np.array_equal(open_pack(copy).rows, open_pack(several).rows)
 
 
 def test_packs_of_every_kind_verify(tmp_path: Path) -> None:

@@ -1,0 +1,117 @@
+"""What a pack's bars are taken from: a segment, or several of them joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from stager.packs.pieces import Pieces, find_pieces
+from stager.packs.rows import RowsFile
+
+
+class Held(Protocol):
+    """A segment, several of them joined, or bars in memory; arrays as in :class:`stager.packs.layout.Pack`."""
+
+    @property
+    def rows(self) -> npt.NDArray[np.float32]: ...
+    @property
+    def bars(self) -> pa.Table: ...
+    @property
+    def times(self) -> npt.NDArray[np.int64]: ...
+    def column(self, name: str) -> npt.NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """An opened segment: what :class:`stager.packs.layout.Pack` tells of all bars, of some.
+
+    Attributes
+    ----------
+    folder : Path
+    file : RowsFile
+        The file that ``rows`` maps.
+    bars : pyarrow.Table
+    symbols : tuple of str
+    first_rows, counts : (n_symbols,) int64
+    """
+
+    folder: Path
+    file: RowsFile
+    bars: pa.Table
+    symbols: tuple[str, ...]
+    first_rows: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @property
+    def rows(self) -> npt.NDArray[np.float32]:
+        return self.file.rows
+
+    @cached_property
+    def times(self) -> npt.NDArray[np.int64]:
+        return contiguous(self.bars, "time")
+
+    def column(self, name: str) -> npt.NDArray[np.float64]:
+        return contiguous(self.bars, name)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Several segments as one: arrays are brought into the order (symbol, time) when they are asked for.
+
+    Attributes
+    ----------
+    parts : tuple of Part
+    symbols : tuple of str
+    counts : (n_symbols,) int64
+    """
+
+    parts: tuple[Part, ...]
+    symbols: tuple[str, ...]
+    counts: npt.NDArray[np.int64]
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """Where the rows of the segments lie; raises PackDamagedError if two of them hold the same bar."""
+        return find_pieces(self.parts, self.symbols)
+
+    @cached_property
+    def rows(self) -> npt.NDArray[np.float32]:
+        return self._ordered([part.rows for part in self.parts])
+
+    @cached_property
+    def times(self) -> npt.NDArray[np.int64]:
+        return self._ordered([part.times for part in self.parts])
+
+    @property
+    def bars(self) -> pa.Table:
+        codes = np.repeat(np.arange(len(self.symbols), dtype=np.int32), self.counts)
+        symbol = pa.DictionaryArray.from_arrays(codes, pa.array(self.symbols, pa.string()))
+        time: Any = pa.array(self.times).view(pa.timestamp("ns", "UTC"))
+        names = self.parts[0].bars.column_names[2:]
+        return pa.table({"symbol": symbol, "time": time, **{name: pa.array(self.column(name)) for name in names}})
+
+    def column(self, name: str) -> npt.NDArray[np.float64]:
+        return self._ordered([part.column(name) for part in self.parts])
+
+    def _ordered(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        out = np.empty((int(self.pieces.starts[-1]), *parts[0].shape[1:]), parts[0].dtype)
+        self.pieces.fill(parts, out)
+        out.flags.writeable = False
+        return out
+
+
+def contiguous(table: pa.Table, name: str) -> npt.NDArray[Any]:
+    """The values of a column without nulls as one array, without a copy where it lies in one chunk."""
+    column = table.column(name)
+    chunk: Any = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if pa.types.is_timestamp(chunk.type):
+        chunk = chunk.view(pa.int64())
+    array: npt.NDArray[Any] = chunk.to_numpy(zero_copy_only=True)
+    return array
