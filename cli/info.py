@@ -10,6 +10,7 @@ import msgspec
 from stager.cli.output import print_table
 from stager.config import format_nbytes
 from stager.packs.layout import open_pack
+from stager.packs.manifest import MANY_SEGMENTS
 from stager.samples.summary import Summary, summarise
 
 
@@ -41,6 +42,8 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "gaps", gaps if summary.n_gaps else "none"
     yield "adjustment", m.adjustment
     yield "bytes", f"{format_nbytes(summary.rows_nbytes)} rows, {format_nbytes(summary.disk_nbytes)} on disk"
+    if (n := len(m.segments)) > 1:
+        yield "segments", f"{n}" + ("; merge them with `stager compact`" if n > MANY_SEGMENTS else "")
     for column in columns:
         if column.n_missing:
             yield "missing", f"{column.n_missing:,} values of {column.name}"

@@ -7,6 +7,7 @@ import click
 from stager.bars.options import ROLES, ReadOptions
 from stager.cli.info import show
 from stager.cli.output import Reporter
+from stager.packs.appending import append as append_to
 from stager.packs.packing import pack as write_pack
 from stager.samples.summary import summarise
 
@@ -27,6 +28,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, values: tuple[str, 
 @click.argument("files", nargs=-1, required=True)
 @click.option("-o", "--out", type=click.Path(), help="The pack's directory [bars.csv -> bars.pack].")
 @click.option("--force", is_flag=True, help="Replace an existing pack.")
+@click.option("--append", type=click.Path(), metavar="PACK", help="Add the bars to this pack instead.")
 @click.option("--column", "columns", multiple=True, callback=_columns, metavar="ROLE=NAME",
               help="The column of a role (time, symbol, open, high, low, close, volume); repeat it.")  # fmt: skip
 @click.option("--zone", help="Zone of time stamps that carry none: America/New_York, UTC, -05:00.")
@@ -45,6 +47,7 @@ def pack(
     files: tuple[str, ...],
     out: str | None,
     force: bool,
+    append: str | None,
     columns: dict[str, str],
     zone: str | None,
     symbol: str | None,
@@ -56,11 +59,13 @@ def pack(
     delimiter: str | None,
     as_json: bool,
 ) -> None:
-    """Read bar FILES and write one pack.
+    """Read bar FILES and write one pack, or add them to one.
 
     FILES are CSV or Parquet with open, high, low, close and volume, plain or compressed (.gz, .zst): paths, globs, a
     directory, or URIs such as s3://bucket/bars.parquet.
     """
+    if append is not None and (out is not None or force):
+        raise click.UsageError("--append adds to the pack it names; leave out --out and --force")
     options = ReadOptions(
         columns=columns,
         zone=zone,
@@ -74,5 +79,8 @@ def pack(
     )
     source = files[0] if len(files) == 1 else list(files)
     with Reporter() as progress:
-        packed = write_pack(source, out, read=options, overwrite=force, progress=progress)
+        if append is not None:
+            packed = append_to(append, source, read=options, progress=progress)
+        else:
+            packed = write_pack(source, out, read=options, overwrite=force, progress=progress)
     show(summarise(packed), as_json)

@@ -13,6 +13,8 @@ from stager.batches.leaktest import leaktest
 from stager.batches.resident import Resident, stage
 from stager.batches.stager import Stager
 from stager.errors import StagerError
+from stager.packs.appending import append
+from stager.packs.compacting import compact
 from stager.packs.layout import Pack, open_pack
 from stager.packs.packing import pack
 from stager.packs.verify import verify
@@ -53,6 +55,8 @@ __all__ = [
     "Target",
     "TimeFrame",
     "WalkForward",
+    "append",
+    "compact",
     "derive",
     "leaktest",
     "open_pack",

@@ -90,7 +90,7 @@ def _add(target: Path, partial: Path, bars: Bars, progress: Progress | None) -> 
         _commit(target, partial)
         return
     name = f"segment-{1 + max(_number(segment.name) for segment in manifest.segments)}"
-    segment = write_segment(partial / name, bars, target, progress)
+    segment = write_segment(partial / name, bars.table, bars.symbols, bars.first_rows, bars.counts, target, progress)
     columns = [
         Column(column.name, column.role, column.n_missing + n)
         for column, n in zip(manifest.columns, missing_in(bars), strict=True)

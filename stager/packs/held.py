@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -70,11 +70,14 @@ class Joined:
     parts : tuple of Part
     symbols : tuple of str
     counts : (n_symbols,) int64
+    room : callable(shape, dtype)
+        Makes the arrays.
     """
 
     parts: tuple[Part, ...]
     symbols: tuple[str, ...]
     counts: npt.NDArray[np.int64]
+    room: Callable[[tuple[int, ...], npt.DTypeLike], npt.NDArray[Any]] = np.empty
 
     @cached_property
     def pieces(self) -> Pieces:
@@ -101,7 +104,7 @@ class Joined:
         return self._ordered([part.column(name) for part in self.parts])
 
     def _ordered(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-        out = np.empty((int(self.pieces.starts[-1]), *parts[0].shape[1:]), parts[0].dtype)
+        out = self.room((int(self.pieces.starts[-1]), *parts[0].shape[1:]), parts[0].dtype)
         self.pieces.fill(parts, out)
         out.flags.writeable = False
         return out

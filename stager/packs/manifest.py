@@ -17,6 +17,8 @@ from stager.errors import ConfigError, NotAPackError, PackDamagedError, PackErro
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+# From here on compacting is suggested.
+MANY_SEGMENTS = 16
 FILES = frozenset({"rows.npy", "bars.arrow", "symbols.arrow"})
 
 T = TypeVar("T")

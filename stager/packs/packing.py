@@ -6,7 +6,7 @@ import datetime as dt
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -169,7 +169,9 @@ def _target(source: Source, out: str | Path | None) -> Path:
 
 def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None, panel: PanelLayout | None) -> None:
     with partial_of(target) as partial:
-        segment = write_segment(partial / "segment-0", bars, target, progress)
+        segment = write_segment(
+            partial / "segment-0", bars.table, bars.symbols, bars.first_rows, bars.counts, target, progress
+        )
         hashed = fingerprint(bars.table, bars.symbols, bars.counts)
         write_manifest(partial, _manifest(bars, missing_in(bars), [segment], hashed, panel))
         sync(partial)
@@ -178,8 +180,16 @@ def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None,
         publish(partial, target)
 
 
-def write_segment(folder: Path, bars: Bars, target: Path, progress: Progress | None = None) -> Segment:
-    """Write bars as the segment `folder`, synced; `target` is the pack that errors name.
+def write_segment(
+    folder: Path,
+    table: pa.Table,
+    symbols: Sequence[str],
+    first_rows: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+    target: Path,
+    progress: Progress | None = None,
+) -> Segment:
+    """Write sorted bars as the segment `folder`, synced; `target` is the pack that errors name.
 
     Raises
     ------
@@ -188,7 +198,7 @@ def write_segment(folder: Path, bars: Bars, target: Path, progress: Progress | N
     BarsError
         If a value is too large for float32.
     """
-    n_rows, n_columns = bars.table.num_rows, bars.table.num_columns - 2
+    n_rows, n_columns = table.num_rows, table.num_columns - 2
     needed = n_rows * (n_columns * 12 + 12) + (1 << 20)
     if (free := shutil.disk_usage(folder.parent).free) < needed:
         raise PackError(
@@ -196,11 +206,11 @@ def write_segment(folder: Path, bars: Bars, target: Path, progress: Progress | N
             "free some, or choose another place with -o DIR"
         )
     folder.mkdir()
-    _write_rows(folder / "rows.npy", bars.table, n_rows, n_columns, progress)
-    _write_arrow(folder / "bars.arrow", bars.table)
+    _write_rows(folder / "rows.npy", table, n_rows, n_columns, progress)
+    _write_arrow(folder / "bars.arrow", table)
     _write_arrow(
         folder / "symbols.arrow",
-        pa.table({"symbol": list(bars.symbols), "first_row": bars.first_rows, "count": bars.counts}),
+        pa.table({"symbol": list(symbols), "first_row": first_rows, "count": counts}),
     )
     sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
     files: dict[str, StoredFile] = {}

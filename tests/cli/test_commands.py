@@ -21,7 +21,7 @@ from stager.cli import main
 from stager.packs.layout import open_pack
 from stager.packs.packing import pack
 
-COMMANDS = ["arena-report", "info", "leaktest", "pack", "plan", "smoke", "verify"]
+COMMANDS = ["arena-report", "compact", "info", "leaktest", "pack", "plan", "smoke", "verify"]
 STAGER = [sys.executable, "-m", "stager.cli"]
 
 
@@ -427,3 +427,44 @@ def test_progress_in_a_pipe_is_a_plain_line_now_and_then(
         "parse: 9.00 MiB of 10.00 MiB (90%)",
         "sort: 5 B",
     ]
+
+
+class TestAppending:
+    @pytest.fixture
+    def packed(self, folder: Path) -> Path:
+        assert run("pack", "bars.csv").exit_code == 0
+        (folder / "new.csv").write_text(csv_text(bar_table({"AAPL": range(50, 60), "NVDA": range(3)})))
+        return folder
+
+    def test_bars_are_added(self, packed: Path) -> None:
+        told = table(run("pack", "--append", "bars.pack", "new.csv"))
+        assert (told["rows"].split()[0], told["symbols"].strip(), told["segments"].strip()) == ("103", "3", "2")
+        assert "the pack did not have: NVDA" in told["warning"]
+        assert run("verify", "bars.pack").exit_code == 0
+        assert sorted(os.listdir(packed)) == ["bars.csv", "bars.pack", "new.csv"]
+
+    def test_bars_that_differ_are_refused(self, packed: Path) -> None:
+        text = (packed / "bars.csv").read_text().replace("1000049.5", "1000050.5")
+        (packed / "new.csv").write_text(text)
+        refused(run("pack", "--append", "bars.pack", "new.csv"), "AAPL", "high 1000049.5 in the pack, 1000050.5")
+        assert open_pack(packed / "bars.pack").n_rows == 90
+
+    @pytest.mark.parametrize("options", [("-o", "y.pack"), ("--force",)])
+    def test_it_goes_to_the_pack_it_names(self, packed: Path, options: tuple[str, ...]) -> None:
+        result = run("pack", "--append", "bars.pack", *options, "new.csv")
+        assert result.exit_code == 2
+        assert "--append adds to the pack it names; leave out --out and --force" in result.stderr
+
+    def test_compacting_merges_and_is_suggested_for_many(self, packed: Path) -> None:
+        for number in range(16):
+            (packed / "new.csv").write_text(csv_text(bar_table({f"S{number:02}": range(3)})))
+            assert "compact" not in table(run("info", "bars.pack")).get("segments", "")
+            assert run("pack", "--append", "bars.pack", "new.csv").exit_code == 0
+        assert table(run("info", "bars.pack"))["segments"].strip() == "17; merge them with `stager compact`"
+        told = as_json(run("compact", "bars.pack", "--json"))
+        assert len(told["manifest"]["segments"]) == 1
+        assert told["manifest"]["n_rows"] == 90 + 48
+        assert run("verify", "bars.pack").exit_code == 0
+
+    def test_compacting_what_is_no_pack(self, folder: Path) -> None:
+        refused(run("compact", "bars.csv"), "bars.csv: no pack")

@@ -20,6 +20,7 @@ from stager.bars.read import ReadOptions
 from stager.errors import BarsError, NotAPackError, PackError
 from stager.packs import pieces
 from stager.packs.appending import append
+from stager.packs.compacting import compact
 from stager.packs.layout import Pack, open_pack
 from stager.packs.packing import pack, pack_in_memory
 from stager.packs.verify import verify
@@ -373,6 +374,7 @@ sys.path[:0] = [sys.argv[1]]
 from bars_fixtures import bar_table
 from stager.packs import publish
 from stager.packs.appending import append
+from stager.packs.compacting import compact
 from stager.packs.layout import open_pack
 from stager.packs.packing import pack
 from stager.packs.verify import verify
@@ -454,3 +456,91 @@ def test_killed_at_every_step(tmp_path: Path) -> None:
     assert states == sorted(states, reverse=True)
     assert states.count("old") > 15
     assert states.count("new") > 1
+
+
+class TestCompacting:
+    @settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @given(cut=cut_tables())
+    def test_it_is_packing_at_once(self, tmp_path: Path, cut: tuple[pa.Table, list[pa.Table]]) -> None:
+        table, parts = cut
+        target = tmp_path / "x.pack"
+        pack(parts[0], target, read=ONE_MINUTE, overwrite=True)
+        for part in parts[1:]:
+            append(target, part)
+        manifest = open_pack(target).manifest
+        found = compact(target)
+        assert verify(target) == []
+        assert len(found.manifest.segments) == 1
+        assert_same(found, pack_like(parts, table))
+        assert (found.manifest.inputs, found.manifest.created) == (manifest.inputs, manifest.created)
+        # The same files as those of a pack that was never appended to.
+        pack(pa.concat_tables(parts), tmp_path / "at-once.pack", read=ONE_MINUTE, overwrite=True)
+        for file in ("rows.npy", "bars.arrow", "symbols.arrow"):
+            assert (target / "segment-0" / file).read_bytes() == (
+                tmp_path / "at-once.pack" / "segment-0" / file
+            ).read_bytes()
+        assert sorted(os.listdir(tmp_path)) == ["at-once.pack", "x.pack"]
+
+    @pytest.fixture
+    def target(self, tmp_path: Path) -> Path:
+        target = tmp_path / "x.pack"
+        pack(bar_table({"A": range(4), "B": range(2)}), target)
+        append(target, bar_table({"A": range(4, 6)}))
+        return target
+
+    def test_one_segment_is_left_as_it_is(self, target: Path) -> None:
+        compact(target)
+        before = snapshot(target)
+        assert compact(target).n_rows == 8
+        assert snapshot(target) == before
+
+    def test_more_can_be_appended(self, target: Path) -> None:
+        compact(target)
+        assert append(target, bar_table({"A": range(6, 8)})).n_rows == 10
+        assert verify(target) == []
+
+    def test_damage_is_not_sealed(self, target: Path) -> None:
+        file = target / "segment-1" / "bars.arrow"
+        raw = bytearray(file.read_bytes())
+        place = raw.index(np.array([1e6, 1e6 + 1]).tobytes())
+        raw[place] ^= 1
+        file.write_bytes(raw)
+        before = snapshot(target.parent)
+        with pytest.raises(PackError, match=r"x\.pack: its bars are not those that were written; .*`stager verify`"):
+            compact(target)
+        assert snapshot(target.parent) == before
+
+    def test_any_step_may_fail(self, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        before, told = snapshot(target.parent), []
+        for name in ("fsync", "posix_fallocate"):
+            for call in range(50):
+                calls, real = iter(range(1000)), getattr(os, name)
+
+                def failing(*arguments: Any) -> Any:
+                    if next(calls) == call:  # noqa: B023
+                        raise OSError(28, "No space left on device")
+                    return real(*arguments)  # noqa: B023
+
+                with monkeypatch.context() as patch:
+                    patch.setattr(os, name, failing)
+                    try:
+                        compact(target)
+                    except PackError as error:
+                        told.append(str(error))
+                    else:
+                        break
+                assert snapshot(target.parent) == before
+            shutil.rmtree(target)
+            pack(bar_table({"A": range(4), "B": range(2)}), target)
+            append(target, bar_table({"A": range(4, 6)}))
+            before = snapshot(target.parent)
+        assert len(told) >= 12
+        assert all("can't be written: No space left on device" in one for one in told)
+
+    def test_a_second_process_is_refused(self, target: Path) -> None:
+        from stager.packs.publish import partial_of
+
+        with partial_of(target), pytest.raises(PackError, match="another process is packing"):
+            compact(target)
+        with partial_of(target), pytest.raises(PackError, match="another process is packing"):
+            append(target, bar_table({"A": range(6, 8)}))
