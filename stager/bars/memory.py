@@ -56,8 +56,8 @@ def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
             yield mount / part, limit, used
 
 
-def check_host(nbytes: int) -> None:
-    """Raise unless `nbytes` of host memory can be pinned.
+def check_host(nbytes: int, what: str = "pinned", remedy: str = "use placement='device'") -> None:
+    """Raise unless there are `nbytes` of host memory to be pinned or filled.
 
     Raises
     ------
@@ -66,6 +66,6 @@ def check_host(nbytes: int) -> None:
     """
     if (available := available_nbytes()) < nbytes:
         raise StagingMemoryError(
-            f"{format_nbytes(nbytes)} of host memory would be pinned, {format_nbytes(available)} are available; "
-            f"free memory, raise the limit of the container, or use placement='device'"
+            f"{format_nbytes(nbytes)} of host memory would be {what}, {format_nbytes(available)} are available; "
+            f"free memory, raise the limit of the container, or {remedy}"
         )

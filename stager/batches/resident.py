@@ -50,8 +50,8 @@ class Resident:
     placement : {"device", "host"}
         "host" on the CPU, where there is only one.
     path : str
-        How the rows came to their place: "mapped" or "in memory" on the CPU, "pinned ring" or "registered" where they
-        were copied to a GPU, "registered in place" for placement "host".
+        How the rows came to their place: "mapped" or "in memory" (as are several segments) on the CPU, "pinned ring" or
+        "registered" where they were copied to a GPU, "registered in place" for placement "host".
     seconds : float
         Time that staging took, opening and parsing excluded.
     n_allocations : int
@@ -202,9 +202,11 @@ def stage_as(
         raise ConfigError("placement='device' needs a GPU; on device='cpu' there is only placement='host'")
     pack = as_pack(source, progress)
     if chosen.index is None:
+        if len(pack.parts) > 1:
+            check_host(pack.rows_nbytes, "filled with the rows of all segments", "map one segment: `stager compact`")
         # Over a buffer: NumPy makes this array the base of every view, so that views can be counted.
         flat = np.frombuffer(pack.rows.data, np.float32)
-        path = "in memory" if pack.path is None else "mapped"
+        path = "mapped" if len(pack.parts) == 1 else "in memory"
         rows = flat.reshape(pack.rows.shape)
         return Resident(pack, chosen, "host", path, rows, flat, stall_timeout=options.stall_timeout)
     return _stage_on_gpu(pack, chosen, chosen.index, options, progress)
