@@ -17,8 +17,21 @@ _N_SAMPLES = 16
 
 
 def read_ahead(pack: Pack) -> Callable[[int, int], None]:
-    """Have the kernel read the mapped rows ahead of the upload, for files that are not in the page cache."""
-    rows: npt.NDArray[np.float32] = pack.rows
+    """Have the kernel read the mapped rows ahead of the upload, for files that are not in the page cache.
+
+    The bytes of several segments are counted one segment after the other.
+    """
+    starts = np.cumsum([0, *(part.rows.nbytes for part in pack.parts)]).tolist()
+    asks = [(start, _ask(part.rows)) for start, part in zip(starts, pack.parts, strict=False)]
+
+    def ask(first: int, stop: int) -> None:
+        for start, one in asks:
+            one(first - start, stop - start)
+
+    return ask
+
+
+def _ask(rows: npt.NDArray[np.float32]) -> Callable[[int, int], None]:
     mapping: mmap.mmap = rows._mmap  # type: ignore[attr-defined]
     header, size = len(mapping) - rows.nbytes, len(mapping)
     # To ask for what is there already takes longer than to copy it.

@@ -20,7 +20,8 @@ from stager.bars.threads import thread_count
 from stager.batches.devices import Device, choose_device
 from stager.batches.read_ahead import read_ahead
 from stager.config import resolve
-from stager.errors import ClosedError, ConfigError
+from stager.errors import ClosedError, ConfigError, StagingError
+from stager.packs.held import Joined
 from stager.packs.layout import MANIFEST, Pack, open_pack
 from stager.packs.packing import pack_in_memory
 
@@ -212,6 +213,20 @@ def stage_as(
     return _stage_on_gpu(pack, chosen, chosen.index, options, progress)
 
 
+def check_in_place(pack: Pack) -> None:
+    """Raise unless the rows lie in order where they are.
+
+    Raises
+    ------
+    StagingError
+    """
+    if len(pack.parts) > 1:
+        raise StagingError(
+            f"placement='host' serves rows where they lie, and those of {pack.path} lie in {len(pack.parts)} segments; "
+            f"merge them with `stager compact {pack.path}`, or use placement='device'"
+        )
+
+
 def as_pack(source: PackSource, progress: Callable[[str, int, int], None] | None = None) -> Pack:
     """The pack that `source` is, names, or holds the bars of."""
     if isinstance(source, Pack):
@@ -255,27 +270,35 @@ def _stage_on_gpu(
     from stager.cuda import staging
     from stager.cuda.watch import Watch
 
-    rows = np.asarray(pack.rows)
-    watch = Watch(rows.nbytes, options.stall_timeout, progress)
+    held = pack.held
+    sources, places = held.pieces.by_source() if isinstance(held, Joined) else (np.empty(0, np.int64),) * 2
+    watch = Watch(pack.rows_nbytes + sources.nbytes + places.nbytes, options.stall_timeout, progress)
     driver = staging.prepare(index, watch)
     mapped = pack.path is not None
     placement = options.placement
     if placement == "auto":
         placement = "host" if driver.shares_memory else "device"
     started = time.perf_counter()
+    ahead, remedy = read_ahead(pack) if mapped else None, "use placement='host', or select fewer rows"
     if placement == "host":
-        check_host(rows.nbytes)
-        array, memory, path = staging.in_place(rows, driver, watch, read_only=mapped)
+        check_in_place(pack)
+        check_host(pack.rows_nbytes)
+        array, memory, path = staging.in_place(np.asarray(pack.rows), driver, watch, read_only=mapped)
+    elif isinstance(held, Joined):
+        shape = pack.n_rows, len(pack.columns)
+        array, memory, path = staging.to_device_in_order(
+            held.read, shape, sources, places, driver, watch, read_ahead=ahead, n_cores=thread_count(), remedy=remedy
+        )
     else:
         array, memory, path = staging.to_device(
-            rows,
+            np.asarray(pack.rows),
             driver,
             watch,
             fill=pack.parts[0].file.read if pack.parts else None,
-            read_ahead=read_ahead(pack) if mapped else None,
+            read_ahead=ahead,
             read_only=mapped,
             n_cores=thread_count(),
-            remedy="use placement='host', or select fewer rows",
+            remedy=remedy,
         )
     return Resident(
         pack,

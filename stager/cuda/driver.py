@@ -6,16 +6,19 @@ import threading
 from typing import Any
 
 import cupy
+import numpy as np
 from cupy.cuda import runtime
 
 from stager.cuda.capture import relax_capture, relaxed
-from stager.cuda.ring import RegistrationRefused
+from stager.cuda.ring import RegistrationRefused, Rows
 from stager.errors import CaptureActiveError, DeviceError, StagingError
 
 _READ_ONLY = 0x08
 _PORTABLE = 0x01
 _LEGACY_STREAM = 1
 _OUT_OF_MEMORY = 2
+_THREADS = 256
+_MAX_BLOCKS = 1 << 16
 
 # invalid value, out of memory, operating system, not permitted, not supported, already registered
 _REFUSALS = {1, 2, 304, 800, 801, 712}
@@ -28,6 +31,8 @@ class CudaDriver:
     ----------
     device : int
         Ordinal of the device.
+    kernels : dict of str to kernel, optional
+        Of :func:`stager.cuda.gather.kernels`; lanes that scatter need them.
 
     Attributes
     ----------
@@ -35,8 +40,8 @@ class CudaDriver:
         Calls of ``cudaMalloc`` made.
     """
 
-    def __init__(self, device: int) -> None:
-        self.device = device
+    def __init__(self, device: int, kernels: dict[str, Any] | None = None) -> None:
+        self.device, self._kernels = device, kernels or {}
         self.n_allocations = 0
 
     def attribute(self, name: str) -> int:
@@ -98,14 +103,14 @@ class CudaDriver:
                 raise StagingError(f"the GPU failed: {error}") from error
 
     def lane(self) -> CudaLane:
-        return CudaLane(self.device)
+        return CudaLane(self.device, self._kernels)
 
 
 class CudaLane:
     """A non-blocking stream for the calling thread."""
 
-    def __init__(self, device: int) -> None:
-        self._device = cupy.cuda.Device(device)
+    def __init__(self, device: int, kernels: dict[str, Any]) -> None:
+        self._device, self._kernels = cupy.cuda.Device(device), kernels
         self._device.use()
         relax_capture()
         self._stream = cupy.cuda.Stream(non_blocking=True)
@@ -117,6 +122,22 @@ class CudaLane:
             self._events[slot].record(self._stream)
         except runtime.CUDARuntimeError as error:
             raise StagingError(f"the copy of {nbytes:,} bytes to the GPU failed: {error}") from error
+
+    def scatter(self, rows: Rows, memory: Any, slot: int) -> None:
+        try:
+            with self._stream:
+                self._kernels["scatter_rows"](
+                    (min(_MAX_BLOCKS, -(-rows.count // _THREADS)),),
+                    (_THREADS,),
+                    (
+                        np.uint64(rows.room_ptr), np.uint64(memory.ptr), np.int64(rows.first), np.int64(rows.count),
+                        np.int32(rows.n_columns), np.uint64(rows.sources_ptr), np.uint64(rows.places_ptr),
+                        np.int64(rows.n_pieces),
+                    ),
+                )  # fmt: skip
+            self._events[slot].record(self._stream)
+        except (runtime.CUDARuntimeError, cupy.cuda.driver.CUDADriverError) as error:
+            raise StagingError(f"{rows.count:,} rows could not be put in order on the GPU: {error}") from error
 
     def wait(self, slot: int) -> None:
         try:

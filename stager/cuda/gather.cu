@@ -1,4 +1,4 @@
-// The gather: resolve turns positions of an epoch into addresses, copy_windows moves the windows.
+// The gather, and what staging needs: resolve turns positions of an epoch into addresses, copy_windows moves the windows.
 // NVRTC compiles this without the host's headers.
 
 typedef unsigned int u32;
@@ -73,6 +73,17 @@ extern "C" __global__ void resolve(
         if (y) {
             for (int k = 0; k < n_targets; ++k) y[i * n_targets + k] = target[row * n_targets + k];
         }
+    }
+}
+
+// Staging: rows that came segment after segment go to their places. Row sources[p] + k of a piece goes to places[p] + k.
+extern "C" __global__ void scatter_rows(
+    const float *__restrict__ from, float *__restrict__ rows, i64 first, i64 count, int n_columns,
+    const i64 *__restrict__ sources, const i64 *__restrict__ places, i64 n_pieces) {
+    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < count; i += (i64)gridDim.x * blockDim.x) {
+        i64 piece = find_span(sources, n_pieces, first + i);
+        float *to = rows + (places[piece] + (first + i - sources[piece])) * n_columns;
+        for (int k = 0; k < n_columns; ++k) to[k] = from[i * n_columns + k];
     }
 }
 

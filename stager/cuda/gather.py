@@ -49,7 +49,8 @@ def kernels(device: int) -> dict[str, Any]:
     """
     if device not in _kernels:
         source = Path(__file__).with_name("gather.cu").read_text(encoding="utf-8")
-        names = ("resolve", "copy_windows_16", "copy_windows_8", "copy_windows_4", "copy_columns", "normalize")
+        copies = ("copy_windows_16", "copy_windows_8", "copy_windows_4", "copy_columns")
+        names = ("resolve", *copies, "normalize", "scatter_rows")
         with cupy.cuda.Device(device):
             try:
                 module = cupy.RawModule(code=source, options=("--std=c++17",))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,10 +36,31 @@ class Driver(Protocol):
 
 
 class Lane(Protocol):
-    """A stream of one thread, in relaxed capture mode. Copies are queued under a slot, 0 or 1, and waited for by it."""
+    """A stream of one thread, in relaxed capture mode. Copies are queued under a slot, 0 or 1, and waited for by it.
+
+    ``scatter`` puts rows that a copy before it brought to their places in `memory`.
+    """
 
     def copy(self, device_ptr: int, host_ptr: int, nbytes: int, slot: int) -> None: ...
+    def scatter(self, rows: Rows, memory: Any, slot: int) -> None: ...
     def wait(self, slot: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows in a room on the device, and where the table of their places lies, see :mod:`stager.cuda.scatter`."""
+
+    room_ptr: int
+    first: int
+    count: int
+    n_columns: int
+    sources_ptr: int
+    places_ptr: int
+    n_pieces: int
+
+
+# The rows in bytes first : stop, which go through the room of a slot; of each ring its own.
+Place = Callable[[int, int, int], Rows]
 
 
 class Ring:
@@ -50,8 +72,10 @@ class Ring:
         "pinned ring", or "pageable ring" where the driver won't pin even these: slower, the bytes are the same.
     """
 
-    def __init__(self, lane: Lane, memory: Any, driver: Driver, watch: Watch, nbytes: int) -> None:
-        self._lane, self._memory, self._driver, self._watch = lane, memory, driver, watch
+    def __init__(
+        self, lane: Lane, memory: Any, driver: Driver, watch: Watch, nbytes: int, place: Place | None = None
+    ) -> None:
+        self._lane, self._memory, self._driver, self._watch, self._place = lane, memory, driver, watch, place
         nbytes = -(-nbytes // PAGE_NBYTES) * PAGE_NBYTES
         # Anonymous and registered: cudaHostAlloc takes ten times as long for the same memory; in huge pages, half.
         pages = mmap.mmap(-1, 2 * nbytes)
@@ -79,7 +103,12 @@ class Ring:
         self._watch.enter("pack")
         fill(half[:nbytes], first)
         self._watch.enter("copy")
-        self._lane.copy(self._memory.ptr + first, ptr, nbytes, slot)
+        if self._place is None:
+            self._lane.copy(self._memory.ptr + first, ptr, nbytes, slot)
+        else:
+            rows = self._place(first, stop, slot)
+            self._lane.copy(rows.room_ptr, ptr, nbytes, slot)
+            self._lane.scatter(rows, self._memory, slot)
         self._sent[slot] = nbytes
         self._slot = slot ^ 1
 

@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 import numpy.typing as npt
 
-from stager.cuda import device_memory, gather, upload
+from stager.cuda import device_memory, gather, scatter, upload
 from stager.cuda.capture import relax_capture
 from stager.cuda.driver import CudaDriver, check_device, refuse_capture
 from stager.cuda.ring import Fill
@@ -31,13 +31,12 @@ def prepare(device: int, watch: Watch) -> CudaDriver:
     check_device(device)
     refuse_capture(device)
 
-    def compile_kernels() -> None:
+    def compile_kernels() -> Any:
         relax_capture()
         watch.enter("compile")
-        gather.kernels(device)
+        return gather.kernels(device)
 
-    watch.run([compile_kernels])
-    return CudaDriver(device)
+    return CudaDriver(device, watch.run([compile_kernels])[0])
 
 
 def to_device(
@@ -67,6 +66,43 @@ def to_device(
 
     memory, path = device_memory.load(driver, source.nbytes, watch, remedy, copy)
     return _array(source, memory), memory, path
+
+
+def to_device_in_order(
+    fill: Fill,
+    shape: tuple[int, int],
+    sources: npt.NDArray[np.int64],
+    places: npt.NDArray[np.int64],
+    driver: CudaDriver,
+    watch: Watch,
+    *,
+    read_ahead: Callable[[int, int], None] | None = None,
+    n_cores: int,
+    remedy: str,
+) -> tuple[Any, Any, str]:
+    """Copy float32 rows that lie in pieces to the device and put them in order there.
+
+    One allocation, for the rows, the table of pieces, and the room in which rows arrive.
+
+    Parameters
+    ----------
+    fill : callable(out, first)
+        Writes the bytes of the rows as they lie, from `first` on, into `out`; called by several threads.
+    shape : (n_rows, n_columns)
+    sources, places : (n_pieces,) int64
+        Row ``sources[i] + k`` of those that lie goes to ``places[i] + k``; `sources` ascends from 0.
+
+    Returns
+    -------
+    As :func:`to_device`.
+    """
+    scattered = scatter.Scattered(shape[0], 4 * shape[1], sources, places, n_cores)
+
+    def copy(memory: Any) -> str:
+        return scatter.copy_scattered(scattered, fill, memory, driver, watch, read_ahead=read_ahead)
+
+    memory, path = device_memory.load(driver, scattered.nbytes, watch, remedy, copy)
+    return array_at(memory, 0, shape, np.float32), memory, path
 
 
 def in_place(source: npt.NDArray[Any], driver: CudaDriver, watch: Watch, *, read_only: bool) -> tuple[Any, Any, str]:

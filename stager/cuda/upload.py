@@ -13,6 +13,7 @@ Nothing here imports CuPy: the driver calls come from :class:`stager.cuda.driver
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -24,7 +25,7 @@ import numpy.typing as npt
 
 from stager.config import format_nbytes
 from stager.cuda.pages import PIECE_NBYTES, Piece, cut
-from stager.cuda.ring import Driver, Fill, Lane, RegistrationRefused, Ring
+from stager.cuda.ring import Driver, Fill, Lane, Place, RegistrationRefused, Ring
 from stager.cuda.watch import Watch
 from stager.errors import StagingError
 
@@ -122,6 +123,7 @@ def copy_filled(
     *,
     n_lanes: int = N_LANES,
     read_ahead: Callable[[int, int], None] | None = None,
+    place_of: Callable[[int], Place] | None = None,
 ) -> str:
     """Fill pinned buffers with the bytes of `spans` and send them; parameters, result and errors as :func:`copy_array`.
 
@@ -131,6 +133,8 @@ def copy_filled(
         At most ``RING_NBYTES`` each, without a gap.
     fill : callable(out, first)
         Writes the bytes from `first` on into `out`; called by several threads.
+    place_of : callable(k), optional
+        Where the rows that the k-th lane sends go; without it bytes go to where they are counted from.
     """
     paths: set[str] = set()
 
@@ -138,7 +142,7 @@ def copy_filled(
         paths.add(ring().path)
         ring().send(*span, fill)
 
-    _run_lanes(spans, send, memory, driver, watch, min(n_lanes, N_LANES), read_ahead)
+    _run_lanes(spans, send, memory, driver, watch, min(n_lanes, N_LANES), read_ahead, place_of)
     return _told(paths)
 
 
@@ -150,10 +154,11 @@ def _run_lanes(
     watch: Watch,
     n_lanes: int,
     read_ahead: Callable[[int, int], None] | None,
+    place_of: Callable[[int], Place] | None = None,
 ) -> None:
     """Have `n_lanes` threads take the parts in turn."""
     n_lanes = max(1, min(n_lanes, len(parts)))
-    queue, lock, opening = iter(parts), threading.Lock(), threading.Lock()
+    queue, lock, opening, numbers = iter(parts), threading.Lock(), threading.Lock(), itertools.count()
     running, all_drained = [None] * n_lanes, threading.Event()
     ring_nbytes = min(RING_NBYTES, max((stop - first for first, stop in map(_bounds, parts)), default=0))
 
@@ -175,7 +180,8 @@ def _run_lanes(
         def ring() -> Ring:
             if not rings:
                 with opening:
-                    rings.append(Ring(lane, memory, driver, watch, ring_nbytes))
+                    place = None if place_of is None else place_of(next(numbers))
+                    rings.append(Ring(lane, memory, driver, watch, ring_nbytes, place))
             return rings[0]
 
         try:

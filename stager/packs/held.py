@@ -103,6 +103,16 @@ class Joined:
     def column(self, name: str) -> npt.NDArray[np.float64]:
         return self._ordered([part.column(name) for part in self.parts])
 
+    def read(self, out: npt.NDArray[np.uint8], first: int) -> None:
+        """Fill `out` with the bytes of the rows as they lie, segment after segment, from byte `first` on."""
+        stop, start = first + len(out), 0
+        for part in self.parts:
+            end = start + part.rows.nbytes
+            if first < end and start < stop:
+                begin = max(first, start)
+                part.file.read(out[begin - first : min(stop, end) - first], begin - start)
+            start = end
+
     def _ordered(self, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         out = self.room((int(self.pieces.starts[-1]), *parts[0].shape[1:]), parts[0].dtype)
         self.pieces.fill(parts, out)

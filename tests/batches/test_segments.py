@@ -12,7 +12,9 @@ from bars_fixtures import bar_table
 
 from stager import Select, Stager, Target, WalkForward, append, compact, open_pack, pack, stage
 from stager.batches import resident
-from stager.errors import StagingMemoryError
+from stager.batches.read_ahead import read_ahead
+from stager.errors import StagingError, StagingMemoryError
+from stager.packs.held import Joined
 
 STEPS = {"A": [*range(40), *range(45, 120)], "B": range(100), "D": [5], "C": range(30, 90)}
 
@@ -98,7 +100,7 @@ def test_memory_is_checked_before_rows_are_brought_together(
     packs: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stager.batches.memory.available_nbytes", lambda: 1000)
-    with pytest.raises(StagingMemoryError, match="filled with the rows of all segments, 1000 B .* `stager compact`"):
+    with pytest.raises(StagingMemoryError, match=r"filled with the rows of all segments, 1000 B .* `stager compact`"):
         resident.stage(packs[1], device="cpu")
     resident.stage(packs[2], device="cpu").close()
 
@@ -115,3 +117,39 @@ def test_a_pack_that_grows_is_served_as_it_was_opened(tmp_path: Path) -> None:
         assert st.n_samples == 37
     with Stager(path, window=4, batch_size=8, device="cpu") as st:
         assert st.n_samples == 47
+
+
+def test_rows_in_place_need_one_segment(packs: tuple[Path, Path, Path]) -> None:
+    for path in (packs[0], packs[2]):
+        resident.check_in_place(open_pack(path))
+    with pytest.raises(StagingError, match=r"lie in 3 segments; merge them with `stager compact .*three\.pack`"):
+        resident.check_in_place(open_pack(packs[1]))
+
+
+@pytest.mark.parametrize("step", [20, 140, 10**6])
+def test_bytes_as_they_lie_are_read_across_segments(packs: tuple[Path, Path, Path], step: int) -> None:
+    """What a GPU gets, and where it puts it."""
+    one, three = open_pack(packs[0]), open_pack(packs[1])
+    held = three.held
+    assert isinstance(held, Joined)
+    came = np.zeros(three.rows_nbytes, np.uint8)
+    for first in range(0, len(came), step):
+        held.read(came[first : first + step], first)
+    rows = came.view(np.uint32).reshape(three.rows.shape)
+    sources, places = held.pieces.by_source()
+    assert sources[0] == 0
+    assert np.all(np.diff(sources) > 0)
+    lengths = np.diff(sources, append=len(rows))
+    ordered = np.zeros_like(rows)
+    ordered[np.repeat(places - sources, lengths) + np.arange(len(rows))] = rows
+    assert np.array_equal(ordered, np.asarray(one.rows).view(np.uint32))
+
+
+def test_every_segment_is_read_ahead(packs: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    pack = open_pack(packs[1])
+    monkeypatch.setattr("stager.batches.read_ahead._ask", lambda rows: lambda *span: asked.append((*span, rows.nbytes)))
+    ask = read_ahead(pack)
+    ask(0, 100)
+    starts = np.cumsum([0, *(part.rows.nbytes for part in pack.parts)])
+    assert asked == [(-start, 100 - start, part.rows.nbytes) for start, part in zip(starts, pack.parts, strict=False)]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from stager.cuda.pages import PAGE_NBYTES
-from stager.cuda.ring import RegistrationRefused
+from stager.cuda.ring import RegistrationRefused, Rows
 
 
 class FakeMemory:
@@ -32,7 +32,7 @@ class FakeDriver:
     ----------
     before : dict of str to callable(k)
         Called before the k-th call (from 0) of "free", "allocate", "register", "unregister", "synchronize", "lane",
-        "copy" or "wait": raise there, or block.
+        "copy", "scatter" or "wait": raise there, or block.
     calls : Counter
     registered : dict of int to int
         Address to bytes.
@@ -115,8 +115,8 @@ class FakeLane:
 
     def __init__(self, driver: FakeDriver) -> None:
         self.driver, self.thread = driver, threading.get_ident()
-        # (slot, device address, host address, bytes), as queued
-        self.queue: list[tuple[int, int, int, int]] = []
+        # (slot, device address, host address, bytes), as queued; and rows to scatter, which read no host memory
+        self.queue: list[tuple[int, int, int, int] | tuple[int, Rows, int, int]] = []
 
     def copy(self, device_ptr: int, host_ptr: int, nbytes: int, slot: int) -> None:
         driver = self.driver
@@ -137,6 +137,22 @@ class FakeLane:
                 driver.faults.append("a copy straddles the edge of a registration")
             self.queue.append((slot, device_ptr, host_ptr, nbytes))
 
+    def scatter(self, rows: Rows, memory: Any, slot: int) -> None:
+        driver = self.driver
+        driver.call("scatter")
+        with driver.lock:
+            if threading.get_ident() != self.thread:
+                driver.faults.append("a lane was used by two threads")
+            own = driver.memory_at(memory.ptr, 1)
+            for ptr, nbytes in (
+                (rows.room_ptr, 4 * rows.count * rows.n_columns),
+                (rows.sources_ptr, 8 * rows.n_pieces),
+                (rows.places_ptr, 8 * rows.n_pieces),
+            ):
+                if own is None or driver.memory_at(ptr, nbytes) is not own:
+                    driver.faults.append("rows or tables to scatter lie beyond the allocation")
+            self.queue.append((slot, rows, memory.ptr, 0))
+
     def wait(self, slot: int) -> None:
         try:
             self.driver.call("wait")
@@ -147,11 +163,33 @@ class FakeLane:
         with self.driver.lock:
             last = max((i for i, entry in enumerate(self.queue) if entry[0] == slot), default=-1)
             for _, device_ptr, host_ptr, nbytes in self.queue[: last + 1]:
-                if self.driver.memory_at(device_ptr, nbytes) is None:
+                if isinstance(device_ptr, Rows):
+                    self.put_in_order(device_ptr, host_ptr)
+                elif self.driver.memory_at(device_ptr, nbytes) is None:
                     self.driver.faults.append("the allocation died under a copy")
                 else:
                     ctypes.memmove(device_ptr, host_ptr, nbytes)
             del self.queue[: last + 1]
+
+    def put_in_order(self, rows: Rows, ptr: int) -> None:
+        memory = self.driver.memory_at(ptr, 1)
+        if memory is None:
+            self.driver.faults.append("the allocation died under a kernel")
+            return
+
+        def at(where: int, dtype: type, count: int) -> np.ndarray:
+            return np.frombuffer(memory.data, dtype, count, where - memory.ptr)
+
+        sources, places = (at(p, np.int64, rows.n_pieces) for p in (rows.sources_ptr, rows.places_ptr))
+        came = at(rows.room_ptr, np.uint32, rows.count * rows.n_columns).reshape(-1, rows.n_columns)
+        numbers = rows.first + np.arange(rows.count)
+        piece = np.searchsorted(sources, numbers, "right") - 1
+        go = places[piece] + numbers - sources[piece]
+        stop = 4 * rows.n_columns * (int(go.max()) + 1)
+        if ptr + stop > min(rows.sources_ptr, rows.room_ptr):
+            self.driver.faults.append("rows go beyond the rows")
+            return
+        memory.data[:stop].view(np.uint32).reshape(-1, rows.n_columns)[go] = came
 
     def reads(self, first: int, stop: int) -> bool:
         return any(host_ptr < stop and first < host_ptr + nbytes for _, _, host_ptr, nbytes in self.queue)

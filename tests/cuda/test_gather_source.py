@@ -178,3 +178,25 @@ def test_windows_are_normalised(kernels, window):
     np.testing.assert_array_equal(x[:, :, ~logs].view(np.uint32), wanted[:, :, ~logs].view(np.uint32))
     np.testing.assert_array_max_ulp(x[:, :, logs], wanted[:, :, logs], maxulp=4)
     assert np.isfinite(x).all()
+
+
+@pytest.mark.parametrize("n_columns", [1, 5, 8])
+@pytest.mark.parametrize("n_pieces", [1, 2, 700])
+def test_rows_are_scattered(kernels, n_columns, n_pieces):
+    rng = np.random.default_rng(n_columns * n_pieces)
+    n_rows = 3000
+    rows = rng.integers(0, 1 << 32, (n_rows, n_columns), np.uint32)
+    sources = np.array([0, *np.sort(rng.choice(np.arange(1, n_rows), n_pieces - 1, replace=False))], np.int64)
+    lengths, order = np.diff(sources, append=n_rows), rng.permutation(n_pieces)
+    places = np.empty_like(sources)
+    places[order] = np.cumsum(lengths[order]) - lengths[order]
+    wanted = np.empty_like(rows)
+    wanted[np.repeat(places - sources, lengths) + np.arange(n_rows)] = rows
+    found = np.zeros_like(rows)
+    for first, count in ((0, 1000), (1000, 1), (1001, 1999)):
+        part = np.ascontiguousarray(rows[first : first + count])
+        launch(
+            kernels, "scatter_rows", 3, (16, 1), at(part), at(found), I64(first), I64(count), I32(n_columns),
+            at(sources), at(places), I64(n_pieces),
+        )  # fmt: skip
+    np.testing.assert_array_equal(found, wanted)
