@@ -1,4 +1,4 @@
-// The gather, and what staging needs: resolve turns positions of an epoch into addresses, copy_windows moves the windows.
+// The gather: resolve turns positions of an epoch into addresses, copy_windows moves the windows. And one kernel of staging.
 // NVRTC compiles this without the host's headers.
 
 typedef unsigned int u32;

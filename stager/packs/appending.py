@@ -67,6 +67,8 @@ def append(
     """
     target = Path(os.path.realpath(path))
     before = open_pack(target)
+    if before.manifest.panel is not None:
+        raise PackError(f"{target}: can't append to a panel; append to the pack that it came from and set it anew")
     options = msgspec.structs.replace(
         read,
         interval=read.interval or before.manifest.interval,

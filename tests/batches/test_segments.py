@@ -10,10 +10,11 @@ import pyarrow as pa
 import pytest
 from bars_fixtures import bar_table
 
+import stager
 from stager import Select, Stager, Target, WalkForward, append, compact, open_pack, pack, stage
 from stager.batches import resident
 from stager.batches.read_ahead import read_ahead
-from stager.errors import StagingError, StagingMemoryError
+from stager.errors import PackError, StagingError, StagingMemoryError
 from stager.packs.held import Joined
 
 STEPS = {"A": [*range(40), *range(45, 120)], "B": range(100), "D": [5], "C": range(30, 90)}
@@ -99,7 +100,7 @@ def test_where_the_rows_lie(packs: tuple[Path, Path, Path]) -> None:
 def test_memory_is_checked_before_rows_are_brought_together(
     packs: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stager.batches.memory.available_nbytes", lambda: 1000)
+    monkeypatch.setattr("stager.bars.memory.available_nbytes", lambda: 1000)
     with pytest.raises(StagingMemoryError, match=r"filled with the rows of all segments, 1000 B .* `stager compact`"):
         resident.stage(packs[1], device="cpu")
     resident.stage(packs[2], device="cpu").close()
@@ -153,3 +154,18 @@ def test_every_segment_is_read_ahead(packs: tuple[Path, Path, Path], monkeypatch
     ask(0, 100)
     starts = np.cumsum([0, *(part.rows.nbytes for part in pack.parts)])
     assert asked == [(-start, 100 - start, part.rows.nbytes) for start, part in zip(starts, pack.parts, strict=False)]
+
+
+def test_derived_packs_and_panels_are_the_same(packs: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    recipe = stager.Derive(["log_return", "range"], fill="previous", cap=3)
+    derived = [stager.derive(path, recipe, tmp_path / f"derived-{k}.pack") for k, path in enumerate(packs)]
+    panels = [stager.panel(path, out=tmp_path / f"panel-{k}.pack") for k, path in enumerate(packs)]
+    for made in (derived, panels):
+        assert len({pack.fingerprint for pack in made}) == 1
+        assert made[1].rows.tobytes() == made[0].rows.tobytes()
+    with pytest.raises(
+        PackError, match=r"panel-1\.pack: can't append to a panel; append to the pack that it came from"
+    ):
+        append(tmp_path / "panel-1.pack", bar_table({"A": [200]}))
+    with pytest.raises(PackError, match="the input has no column"):
+        append(tmp_path / "derived-1.pack", bar_table({"A": [200]}, extra=[1]))
