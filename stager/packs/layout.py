@@ -95,7 +95,7 @@ class Pack:
     @property
     def rows_nbytes(self) -> int:
         """Bytes of ``rows``."""
-        return 4 * self.n_rows * len(self.manifest.columns)
+        return sum(part.rows.nbytes for part in self.parts) if self.parts else self.rows.nbytes
 
     @property
     def rows(self) -> npt.NDArray[np.float32]:
