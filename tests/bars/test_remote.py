@@ -1,0 +1,136 @@
+"""Bars from an object store: a local S3 server (moto), which the tests fill over HTTP.
+
+Without moto these are skipped; ``STAGER_REQUIRE_S3=1`` makes that a failure.
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import io
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from bars_fixtures import bar_table, csv_text
+
+import stager
+from stager.bars.read import ReadOptions, read
+from stager.errors import BarsError
+
+DAYS = [bar_table({"A": range(day * 50, day * 50 + 50), "B": range(day * 50, day * 50 + 20)}) for day in range(3)]
+Put = Callable[[str, bytes], str]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """The address of an S3 server with a bucket ``market``."""
+    if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
+        reason = "moto[server] is not installed"
+        if os.environ.get("STAGER_REQUIRE_S3") == "1":
+            pytest.fail(f"STAGER_REQUIRE_S3 is set, and {reason}")
+        pytest.skip(reason)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(150):
+            try:
+                send(f"{address}/market", b"")
+                break
+            except urllib.error.URLError:
+                assert process.poll() is None, "the S3 server ended"
+                time.sleep(0.2)
+        else:
+            pytest.fail("the S3 server did not answer")
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def put(server: str, monkeypatch: pytest.MonkeyPatch) -> Put:
+    """Store an object and return its URI."""
+    for name, value in {"AWS_ACCESS_KEY_ID": "any", "AWS_SECRET_ACCESS_KEY": "any", "AWS_DEFAULT_REGION": "us-east-1",
+                        "AWS_ENDPOINT_URL": server, "AWS_EC2_METADATA_DISABLED": "true"}.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+
+    def store(key: str, data: bytes) -> str:
+        send(f"{server}/market/{key}", data)
+        return f"s3://market/{key}"
+
+    return store
+
+
+def send(url: str, data: bytes) -> None:
+    headers = {"Content-Type": "application/octet-stream"}
+    urllib.request.urlopen(urllib.request.Request(url, data, headers, method="PUT"), timeout=30).close()
+
+
+def parquet(table: object) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+FORMS = {
+    "day.csv": lambda table: csv_text(table).encode(),
+    "day.csv.gz": lambda table: gzip.compress(csv_text(table).encode()),
+    "day.parquet": parquet,
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_an_object_is_read_as_the_file_is(put: Put, name: str) -> None:
+    uri = put(f"forms/{name}", FORMS[name](DAYS[0]))
+    found, wanted = read(uri), read(DAYS[0])
+    assert found.table.equals(wanted.table)
+    assert [one.name for one in found.inputs] == [uri]
+
+
+def test_a_prefix_is_a_directory(put: Put) -> None:
+    for number, day in enumerate(DAYS):
+        put(f"days/2024-{number}.csv", csv_text(day).encode())
+    put("days/readme.md", b"no bars")
+    found = read("s3://market/days/")
+    assert [one.name for one in found.inputs] == [f"s3://market/days/2024-{number}.csv" for number in range(3)]
+    assert len(found.table) == 210
+
+
+def test_bars_are_packed_and_appended_from_a_store(put: Put, tmp_path: Path) -> None:
+    uris = [put(f"grow/{number}.csv", csv_text(day).encode()) for number, day in enumerate(DAYS)]
+    target = f"{tmp_path}/x.pack"
+    stager.pack(uris[:2], target)
+    found = stager.append(target, uris[2])
+    at_once = stager.pack(uris, f"{tmp_path}/y.pack")
+    assert found.fingerprint == at_once.fingerprint
+    assert found.rows.tobytes() == at_once.rows.tobytes()
+    assert [one.name for one in found.manifest.inputs] == uris
+
+
+def test_what_is_not_there_is_named(put: Put) -> None:
+    for uri in ("s3://market/no.csv", "s3://no-such-bucket/day.csv"):
+        with pytest.raises(BarsError, match=uri):
+            read(uri)
+
+
+def test_errors_name_the_object_and_the_line(put: Put) -> None:
+    text = csv_text(DAYS[0]).replace("1000004.5", "oops")
+    uri = put("wrong.csv", text.encode())
+    with pytest.raises(BarsError) as refused:
+        read(uri, ReadOptions(interval="1min"))
+    assert str(refused.value).startswith(f"{uri}:6")
