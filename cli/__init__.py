@@ -43,4 +43,6 @@ def main() -> None:
 
 
 for _command in (arena_report, compact, info, leaktest, pack, plan, smoke, verify):
+    # Also where a command is called by itself: Click keeps the help option that it made first.
+    _command.context_settings = main.context_settings
     main.add_command(_command)
