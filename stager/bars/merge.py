@@ -49,6 +49,27 @@ class Merged:
     notes: Notes
 
 
+@dataclass(frozen=True)
+class Unified:
+    """All rows as they came.
+
+    Attributes
+    ----------
+    symbols : tuple of str
+        Sorted.
+    codes : list of list of ndarray
+        Each row's place in ``symbols``, for each input and chunk.
+    times : list of Times
+        Of each input: UTC instants or session dates.
+    timestamps : {"utc", "session"}
+    """
+
+    symbols: tuple[str, ...]
+    codes: list[list[Codes]]
+    times: list[Times]
+    timestamps: Timestamps
+
+
 def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
     """Bring inputs to one set of columns, symbol numbers and UTC times, and check their rows.
 
@@ -62,6 +83,22 @@ def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
         for decision in one.decisions:
             notes.decide(decision.what, decision.value, decision.source)
     names, empty = _common_columns(inputs)
+    unified = unify(inputs, options, notes)
+    checked = _check_all(inputs, unified.symbols, unified.codes, unified.times, names, options)
+    _add_warnings(notes, inputs)
+    notes.warnings += describe([part for parts in checked for part in parts], names)
+    all_midnight = all(each.all_midnight for each in unified.times)
+    return Merged(unified.symbols, names, empty, checked, unified.timestamps, all_midnight, notes)
+
+
+def unify(inputs: Sequence[Decoded], options: ReadOptions, notes: Notes) -> Unified:
+    """One set of symbol numbers, and UTC times, for all rows as they came; what was decided goes to ``notes``.
+
+    Raises
+    ------
+    BarsError
+        If inputs don't fit together, or a zone is missing or wrong.
+    """
     symbols, codes = symbol_numbers.encode(_symbol_columns(inputs, options, notes))
     years = year_window(options.allow_years)
 
@@ -71,12 +108,7 @@ def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
     times = [times_of(one) for one in inputs]
     for each in times:
         notes.decide(each.decision.what, each.decision.value, each.decision.source)
-    timestamps = settle_zone(inputs, times, codes, options, notes)
-    checked = _check_all(inputs, symbols, codes, times, names, options)
-    _add_warnings(notes, inputs)
-    notes.warnings += describe([part for parts in checked for part in parts], names)
-    all_midnight = all(each.all_midnight for each in times)
-    return Merged(symbols, names, empty, checked, timestamps, all_midnight, notes)
+    return Unified(symbols, codes, times, settle_zone(inputs, times, codes, options, notes))
 
 
 def _add_warnings(notes: Notes, inputs: Sequence[Decoded]) -> None:

@@ -161,7 +161,7 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
     BarsError
         If the input can't be read as bars, naming file, line, column, value and remedy.
     """
-    inputs = [decode_table(source, options)] if isinstance(source, pa.Table) else _decode_all(source, options, progress)
+    inputs = [decode_table(source, options)] if isinstance(source, pa.Table) else decode_all(source, options, progress)
     path = inputs[0].name if len(inputs) == 1 else None
     merged = merge(inputs, options)
     pieces = [part.piece for parts in merged.checked for part in parts]
@@ -206,7 +206,8 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
     )
 
 
-def _decode_all(source: Any, options: ReadOptions, progress: Progress | None) -> list[Decoded]:
+def decode_all(source: Any, options: ReadOptions, progress: Progress | None = None) -> list[Decoded]:
+    """The columns of every file meant by ``source``, in their order; raises as :func:`read`."""
     sources = find(source)
     if len(sources) == 1 and progress is None:
         return [decode(sources[0], options, lambda tell: None)]
