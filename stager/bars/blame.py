@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stager.bars.detect import NULL_WORDS, Sample, fields, is_blank, not_utf8, time_form
+from stager.bars.detect import NULL_WORDS, time_form
+from stager.bars.sample import Sample, fields, is_blank, not_utf8
 from stager.bars.sources import Opened, lines
 from stager.bars.times import time_fault, time_type
 from stager.errors import BarsError
@@ -17,10 +18,11 @@ from stager.errors import BarsError
 
 @dataclass(frozen=True)
 class Fault:
-    """A cell that can't be read: its row, and a message."""
+    """A cell that can't be read: its row, a message, and the cell."""
 
     row: int
     message: str
+    cell: str = ""
 
 
 def line_of(opened: Opened, sample: Sample, row: int) -> int:
@@ -105,7 +107,9 @@ def find_faults(
                 message = None
                 if kind == "time" and first is not None:
                     message = time_fault(cell, first, years)
-                faults[name] = Fault(start + row, message or f"{cell!r} is no {'time' if kind == 'time' else 'number'}")
+                faults[name] = Fault(
+                    start + row, message or f"{cell!r} is no {'time' if kind == 'time' else 'number'}", cell
+                )
                 break
             start += len(chunk)
     return faults

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.feather
 import pyarrow.parquet as pq
 
 from stager.bars import blame
 from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, number_hint, warn_inexact
 from stager.bars.detect import NULL_WORDS, Decision, Layout, find_columns
-from stager.bars.options import ReadOptions
-from stager.bars.sources import Opened, damaged
+from stager.bars.formats import Format, named
+from stager.bars.numbers import scaled
+from stager.bars.options import PRICES, ReadOptions
+from stager.bars.sources import BarFile, Opened, damaged
 from stager.bars.threads import parallel
 from stager.errors import BarsError
 
@@ -44,7 +47,7 @@ def decode_parquet(opened: Opened, options: ReadOptions) -> Decoded:
         schema = parquet.schema_arrow
     except Exception:
         raise refuse("the Parquet file is truncated or damaged (its footer can't be read); get it again") from None
-    layout = find_columns(schema.names, options, refuse)
+    layout = find_columns(schema.names, options, refuse, _told(options))
     wanted = _numeric_further(layout, schema)
     try:
         names = [schema.names[i] for i in (*layout.roles.values(), *wanted)]
@@ -53,7 +56,62 @@ def decode_parquet(opened: Opened, options: ReadOptions) -> Decoded:
         table.validate(full=True)
     except Exception:
         raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
-    return _from_arrow(table, layout, wanted, source.name, source.size_nbytes, source.stem)
+    return _of_file(table, layout, wanted, source)
+
+
+def read_ipc(opened: Opened) -> pa.Table:
+    """The table in an Arrow IPC (Feather) file.
+
+    Raises
+    ------
+    BarsError
+        If it is damaged.
+    """
+    try:
+        # Damaged files fail in many ways here too, and feather alone knows the old form.
+        table = pa.feather.read_table(cast(Any, pa.BufferReader(opened.read())))
+        table.validate(full=True)
+    except BarsError:
+        raise
+    except Exception:
+        raise BarsError("the Feather file is truncated or damaged; get it again", path=opened.source.name) from None
+    return table
+
+
+def decode_named(table: pa.Table, source: BarFile, options: ReadOptions) -> Decoded:
+    """The columns of a table with names that was in a file.
+
+    Raises
+    ------
+    BarsError
+        If the table can't be read as bars.
+    """
+
+    def refuse(message: str) -> BarsError:
+        return BarsError(message, path=source.name)
+
+    layout = find_columns(table.schema.names, options, refuse, _told(options))
+    wanted = _numeric_further(layout, table.schema)
+    return _of_file(table.select([*layout.roles.values(), *wanted]), layout, wanted, source)
+
+
+def _told(options: ReadOptions) -> Format | None:
+    return None if options.format is None else named(options.format)
+
+
+def _of_file(table: pa.Table, layout: Layout, wanted: list[int], source: BarFile) -> Decoded:
+    decoded = _from_arrow(table, layout, wanted, source.name, source.size_nbytes, source.stem)
+    decoded.symbol = source.partition or (None if layout.format is None else layout.format.symbol_of(source.stem))
+    if layout.format is not None:
+        decoded.decisions.insert(0, Decision("format", layout.format.name, "as told"))
+        scale = layout.format.numbers.price_scale
+        if scale > 1:
+            for role in PRICES:
+                decoded.columns[role] = scaled(decoded.columns[role], scale)
+            decoded.decisions.append(
+                Decision("price scale", f"divided by {scale:,}", f"the format {layout.format.name}")
+            )
+    return decoded
 
 
 def decode_table(table: pa.Table, options: ReadOptions) -> Decoded:

@@ -106,8 +106,9 @@ def unify(inputs: Sequence[Decoded], options: ReadOptions, notes: Notes) -> Unif
         return read_times(one.columns["time"], years, one.is_text, lambda text, row: one.error(text, row, "time"))
 
     times = [times_of(one) for one in inputs]
-    for each in times:
-        notes.decide(each.decision.what, each.decision.value, each.decision.source)
+    for one, each in zip(inputs, times, strict=True):
+        if not any(decision.what == "time" for decision in one.decisions):
+            notes.decide(each.decision.what, each.decision.value, each.decision.source)
     return Unified(symbols, codes, times, settle_zone(inputs, times, codes, options, notes))
 
 
@@ -159,6 +160,9 @@ def _symbol_columns(inputs: Sequence[Decoded], options: ReadOptions, notes: Note
         elif options.symbol is not None:
             notes.decide("symbol", options.symbol, "as told")
             columns.append(symbol_numbers.constant(options.symbol, lengths))
+        elif one.symbol is not None:
+            notes.decide("symbol", one.symbol, "the path")
+            columns.append(symbol_numbers.constant(one.symbol, lengths))
         elif one.stem is not None and len(inputs) == 1:
             notes.decide("symbol", one.stem, "the file's name")
             columns.append(symbol_numbers.constant(one.stem, lengths))

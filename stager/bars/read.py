@@ -20,7 +20,7 @@ from stager.bars.detect import Decision
 from stager.bars.interval import Interval
 from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
-from stager.bars.settle import Timestamps, settle_interval, time_text
+from stager.bars.settle import Timestamps, settle_adjustment, settle_interval, settle_label, time_text
 from stager.bars.sources import BarFile, PathLike, find
 from stager.bars.threads import parallel, thread_count
 from stager.errors import BarsError
@@ -184,9 +184,9 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
     symbols = tuple(symbol for symbol, has in zip(merged.symbols, has_rows, strict=True) if has)
     notes = merged.notes
     interval, timestamps = settle_interval(
-        arranged, symbols, merged.timestamps, merged.all_midnight, options, notes, path
+        arranged, symbols, merged.timestamps, merged.all_midnight, options, settle_label(inputs, options), notes, path
     )
-    notes.decide("adjustment", options.adjustment, "not told" if options.adjustment == "unknown" else "as told")
+    adjustment = settle_adjustment(inputs, options, notes)
     return Bars(
         arranged=arranged,
         names=tuple(merged.names),
@@ -195,7 +195,7 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
         counts=arranged.counts,
         interval=interval,
         timestamps=timestamps,
-        adjustment=options.adjustment,
+        adjustment=adjustment,
         decisions=tuple(notes.decisions),
         inputs=tuple(
             InputFile(one.name, one.size_nbytes, one.n_rows, n) for one, n in zip(inputs, n_dropped, strict=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 import stat
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -18,10 +22,15 @@ from stager.errors import BarsError
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Compression: TypeAlias = Literal["gzip", "zstd"]
-Content: TypeAlias = Literal["text", "parquet"]
+Content: TypeAlias = Literal["text", "parquet", "arrow", "json"]
 
-ENDINGS = (".csv", ".csv.gz", ".csv.zst", ".txt", ".parquet", ".pq")
-_STEM = re.compile(r"(\.(csv|txt|tsv|parquet|pq|gz|gzip|zst|zstd))+$", re.IGNORECASE)
+ENDINGS = (
+    ".csv", ".csv.gz", ".csv.zst", ".csv.zip", ".txt", ".tsv", ".parquet", ".pq", ".json", ".json.gz", ".feather",
+    ".arrow", ".zip",
+)  # fmt: skip
+_STEM = re.compile(
+    r"(\.(csv|txt|tsv|parquet|pq|json|jsonl|ndjson|feather|arrow|gz|gzip|zst|zstd|zip))+$", re.IGNORECASE
+)
 _URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 HEAD_NBYTES = 1 << 18
@@ -30,9 +39,6 @@ _COMPRESSIONS: tuple[tuple[bytes, Compression], ...] = (
     (b"\x28\xb5\x2f\xfd", "zstd"),
 )
 _OTHERS = (
-    (b"PK\x03\x04", "a zip archive (or an Excel file); unpack it, or save the sheet as CSV"),
-    (b"ARROW1", "an Arrow IPC (Feather) file; read it with pyarrow and hand over the table, or save it as Parquet"),
-    (b"FEA1", "an old Feather file; save it as Parquet"),
     (b"ORC", "an ORC file; save it as Parquet"),
     (b"BZh", "compressed with bzip2; unpack it, or use gzip or zstd"),
     (b"\xfd7zXZ\x00", "compressed with xz; unpack it, or use gzip or zstd"),
@@ -71,8 +77,21 @@ class BarFile:
     @property
     def stem(self) -> str:
         """The file's name without its known endings: ``6EH4`` of ``data/6EH4.csv.gz``."""
-        base = re.split(r"[/\\]", self.path)[-1]
-        return _STEM.sub("", base) or base
+        return _STEM.sub("", self.file_name) or self.file_name
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the path."""
+        return re.split(r"[/\\]", self.path)[-1]
+
+    @property
+    def partition(self) -> str | None:
+        """The symbol in a folder's name such as ``symbol=AAPL``."""
+        for part in reversed(re.split(r"[/\\]", self.path)[:-1]):
+            key, sign, value = part.partition("=")
+            if sign and value and key.lower() in ("symbol", "ticker"):
+                return unquote(value)
+        return None
 
 
 @dataclass
@@ -85,9 +104,37 @@ class Opened:
     head: bytes
     is_whole: bool
     tell: Callable[[], int] = field(default=lambda: 0)
+    # The content, where it had to be rewritten before parsing; then it is not compressed.
+    data: bytes | None = None
+
+    @property
+    def size_nbytes(self) -> int:
+        """Bytes to parse, of an uncompressed input."""
+        return self.source.size_nbytes if self.data is None else len(self.data)
+
+    def read(self) -> bytes:
+        """All unpacked bytes.
+
+        Raises
+        ------
+        BarsError
+            If a compressed file is damaged.
+        """
+        try:
+            with self.stream() as stream:
+                return bytes(stream.read())
+        except (OSError, pa.ArrowException):
+            raise damaged(self.source, self.compression or "") from None
+
+    def replace(self, data: bytes) -> None:
+        """Parse these bytes from now on. Rewriting keeps the lines, so that errors name the file's own."""
+        self.data, self.compression = data, None
+        self.head, self.is_whole = data[:HEAD_NBYTES], len(data) <= HEAD_NBYTES
 
     def stream(self) -> pa.NativeFile:
         """A new stream of the unpacked bytes; ``tell`` then gives how many packed bytes were read."""
+        if self.data is not None:
+            return pa.BufferReader(self.data)
         raw = self.source.open()
         self.tell = raw.tell
         if self.compression is None:
@@ -140,6 +187,13 @@ def _find_one(name: str) -> list[BarFile]:
     path = Path(name)
     try:
         if path.is_dir():
+            folders = [entry for entry in path.iterdir() if "=" in entry.name and entry.is_dir()]
+            if folders:
+                return [
+                    _local(str(file))
+                    for file in sorted(path.glob("*=*/**/*"))
+                    if _is_bar_file(file.name) and file.is_file()
+                ]
             files = sorted(entry.name for entry in path.iterdir() if _is_bar_file(entry.name) and entry.is_file())
             if not files:
                 raise BarsError(_no_bar_files("the directory"), path=name)
@@ -207,8 +261,8 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"\s*\[errno \d+\].*?:\s*", " ", detail, flags=re.IGNORECASE)[:200] or type(error).__name__
 
 
-def look(source: BarFile) -> Opened:
-    """Read the first bytes and tell what the file is.
+def look(source: BarFile, encoding: str | None = None) -> Opened:
+    """Read the first bytes and tell what the file is; text of an encoding other than UTF-8 is decoded.
 
     Raises
     ------
@@ -232,15 +286,21 @@ def look(source: BarFile) -> Opened:
                 opened.is_whole = len(opened.head) < HEAD_NBYTES or not stream.read(1)
         except (OSError, pa.ArrowException):
             raise damaged(source, compression) from None
+    if opened.head.startswith(b"PK\x03\x04"):
+        opened.replace(_unzipped(opened))
     head = opened.head
     if head.startswith(b"PAR1"):
         opened.content = "parquet"
         return opened
+    if head.startswith((b"ARROW1", b"FEA1")):
+        opened.content = "arrow"
+        return opened
     for magic, what in _OTHERS:
         if head.startswith(magic):
             raise refuse(f"the file is {what}")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise refuse("the file is UTF-16 text; save it as UTF-8")
+    if encoding is not None or head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        _to_utf8(opened, encoding or "utf-16")
+        head = opened.head
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     start = text[:64].lower()
     if not text and opened.is_whole:
@@ -250,15 +310,50 @@ def look(source: BarFile) -> Opened:
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<body", b"<?xml")):
         raise refuse("the file is an HTML or XML page, most likely an error page of a server; get the data again")
     if start.startswith((b"{", b"[")):
-        raise refuse("the file is JSON, which is not read; if it is an error message, get the data again")
+        opened.content = "json"
+        return opened
     if b"\0" in head:
         half = head[: len(head) // 2 * 2]
         if half and (half[1::2].count(0) * 2 > len(half) // 2 or half[::2].count(0) * 2 > len(half) // 2):
-            raise refuse("the file looks like UTF-16 text; save it as UTF-8")
+            raise refuse("the file looks like UTF-16 text without its mark; say --encoding utf-16-le or utf-16-be")
         raise refuse("the file holds NUL bytes: it is no text, or damaged")
     if source.path.lower().endswith((".parquet", ".pq")):
         raise refuse("the file is named Parquet but doesn't begin as one; it is damaged, or something else")
     return opened
+
+
+def _unzipped(opened: Opened) -> bytes:
+    """The one file in a zip archive."""
+
+    def refuse(message: str) -> BarsError:
+        return BarsError(message, path=opened.source.name)
+
+    try:
+        with zipfile.ZipFile(io.BytesIO(opened.read())) as archive:
+            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
+            names = [entry.filename for entry in entries if not entry.filename.startswith("__MACOSX/")]
+            if "[Content_Types].xml" in names:
+                raise refuse("the file is an Excel file; save the sheet as CSV")
+            if len(names) != 1:
+                raise refuse(f"the zip archive holds {len(names)} files, not one; unpack it")
+            return archive.read(names[0])
+    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        if isinstance(error, BarsError):
+            raise
+        raise refuse("the zip archive is truncated, damaged or encrypted; get it again, or unpack it") from None
+
+
+def _to_utf8(opened: Opened, encoding: str) -> None:
+    data = opened.read()
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise BarsError(
+            f"is no {encoding} text (byte 0x{data[error.start]:02x} at {error.start:,}); name its encoding with "
+            "--encoding, or get it again",
+            path=opened.source.name,
+        ) from None
+    opened.replace(text.removeprefix("\ufeff").encode("utf-8", "replace"))
 
 
 def lines(stream: pa.NativeFile) -> Iterator[bytes]:
