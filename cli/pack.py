@@ -34,7 +34,7 @@ def _columns(ctx: click.Context, parameter: click.Parameter, values: tuple[str, 
 @click.option("--zone", help="Zone of time stamps that carry none: America/New_York, UTC, -05:00.")
 @click.option("--symbol", help="The symbol, if no column holds it.")
 @click.option("--label", type=click.Choice(["open", "close"]),
-              help="Whether a stamp marks the start or the end of its bar [as the format says, else open].")  # fmt: skip
+              help="Whether a stamp marks the start or the end of its bar [from the format, else open].")  # fmt: skip
 @click.option("--interval", help="Spacing of the bars: 1min, 5min, 1h, 1d, 1w, 1mo [inferred].")
 @click.option("--adjustment", type=click.Choice(["raw", "split", "total", "unknown"]), default="unknown",
               show_default=True, help="What prices and volume were adjusted for.")  # fmt: skip

@@ -98,7 +98,9 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
         line = None if row is None else blame.line_of(opened, sample, row)
         return BarsError(message, path=source.name, line=line, column=layout.names[column])
 
-    columns = _by_role(table, layout, options, kinds, marked, decisions, source.file_name, cell_error)
+    plain = [i for role, i in layout.roles.items() if role not in ("time", "symbol") and str(i) not in marked]
+    has_dots = any("." in cells[i] for _, cells in sample.rows if len(cells) == len(sample.names) for i in plain)
+    columns = _by_role(table, layout, options, kinds, marked, has_dots, decisions, source.file_name, cell_error)
     if "symbol" in columns:
         columns["symbol"] = _trimmed(columns["symbol"], refuse)
     decoded = Decoded(
@@ -136,6 +138,7 @@ def _by_role(
     options: ReadOptions,
     kinds: dict[str, Kind],
     marked: set[str],
+    has_dots: bool,
     decisions: list[Decision],
     file_name: str,
     error: Callable[[str, int | None, int], BarsError],
@@ -148,7 +151,7 @@ def _by_role(
     if marked:
         texts = {int(key): table[key] for key in sorted(marked, key=int)}
         roles = {i: role for role, i in layout.roles.items()}
-        numbers, decision = read_marked(texts, rule, options, lambda i: number_hint(roles[i]), error)
+        numbers, decision = read_marked(texts, has_dots, rule, options, lambda i: number_hint(roles[i]), error)
         decisions.append(decision)
     for role, i in layout.roles.items():
         if role == "time":
@@ -169,6 +172,9 @@ def _by_role(
         decisions.append(Decision("price scale", f"divided by {rule.price_scale:,}", f"the format {described.name}"))  # type: ignore[union-attr]
     for i in layout.further:
         columns[layout.names[i]] = table[str(i)]
+    if any(column.num_chunks != table[0].num_chunks for column in columns.values()):
+        together = aligned(pa.table(columns))
+        columns = {name: together[name] for name in columns}
     return columns
 
 

@@ -56,11 +56,13 @@ def marks_of(columns: Sequence[Any], rule: NumberRule, decimal: str | None, thou
         several_dots = has(r"\.\d{3}\.\d{3}")
         return Marks(",", "." + _PLAIN_MARKS) if several_dots else Marks(".", _PLAIN_MARKS)
     comma_first, dot_first = has(r",.*\."), has(r"\..*,")
+    # A cell such as 149.526 beside 12,5 may be either, unless a cell with both marks tells.
+    is_mixed = not dot_first and has(r"^[^,]*\.[^,.]*$")
     is_thousands = comma_first or has(r",\d{2,3},")
     is_decimal = dot_first or has(r",(\d{1,2}|\d{4,})([eE].*)?\s*$") or has(r"^\s*[+-]?(0|\d{4,}),") or has(r"^\s*,\d")
     if is_thousands and not is_decimal:
         return Marks(".", "," + _PLAIN_MARKS)
-    if is_decimal and not is_thousands:
+    if is_decimal and not is_thousands and not is_mixed:
         return Marks(",", "." + _PLAIN_MARKS)
     for column in columns:
         cells = column.filter(pc.match_substring(column, ","))

@@ -106,16 +106,34 @@ def time_of_day(column: Column, described: Format, file_name: str, error: CellEr
 
 
 def read_marked(
-    columns: dict[int, Column], rule: NumberRule, options: ReadOptions, hint: Callable[[int], str], error: CellError
+    columns: dict[int, Column],
+    has_dots: bool,
+    rule: NumberRule,
+    options: ReadOptions,
+    hint: Callable[[int], str],
+    error: CellError,
 ) -> tuple[dict[int, Column], Decision]:
     """Numbers of text columns, by position.
+
+    Parameters
+    ----------
+    columns : dict
+        Position to text.
+    has_dots : bool
+        Whether other columns of the file write fractions after dots.
+    rule, options : NumberRule, ReadOptions
+    hint : callable
+        What a column needs, for errors.
+    error : callable
+        Makes the error of a message, a row and a column.
 
     Raises
     ------
     BarsError
         If a cell is no number, or the marks can be read in two ways.
     """
-    marks = marks_of(list(columns.values()), rule, options.decimal, options.thousands)
+    decimal = options.decimal or ("." if has_dots and rule.decimal is None else None)
+    marks = marks_of(list(columns.values()), rule, decimal, options.thousands)
     if not isinstance(marks, Marks):
         where, row = next(
             (i, row)
