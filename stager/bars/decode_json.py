@@ -83,6 +83,9 @@ def _of_object(content: dict[str, Any], opened: Opened) -> pa.Table | None:
         ]
         if tables:
             return pa.concat_tables(tables, promote_options="permissive")
+    others = [each for each in content.values() if isinstance(each, list) and each and isinstance(each[0], dict)]
+    if len(others) == 1 and all(isinstance(row, dict) for row in others[0]):
+        return _of_object({"bars": others[0], **({} if symbol is None else {"symbol": symbol})}, opened)
     lists = {name: each for name, each in content.items() if isinstance(each, list)}
     if len(lists) >= 5 and len(set(map(len, lists.values()))) == 1:
         return pa.table({name: pa.array(each) for name, each in lists.items()})

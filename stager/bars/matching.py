@@ -64,6 +64,34 @@ def choose(
     return None, []
 
 
+def choose_named(
+    schema: pa.Schema, file_name: str, options: ReadOptions, refuse: Refuse
+) -> tuple[Format | None, list[Decision]]:
+    """The format of a table, by its names and types; None: they say all. Raises as :func:`choose`."""
+    if options.format is not None:
+        return named(options.format), [Decision("format", named(options.format).name, "as told")]
+    plain = [normalise(name) for name in schema.names]
+    prices = [schema.field(plain.index(role)).type for role in PRICES if role in plain]
+    is_whole = bool(prices) and all(pa.types.is_integer(kind) for kind in prices)
+    found = [
+        each
+        for each in built_in().values()
+        if each.header
+        and all(normalise(name) in plain for name in each.header)
+        and (each.files is None or re.search(each.files, file_name) is not None)
+        and (is_whole or each.numbers.price_scale == 1)
+        and not _is_answered(each, options)
+    ]
+    most = max((len(each.header) for each in found), default=0)
+    found = [each for each in found if len(each.header) == most]
+    if len(found) == 1 and not found[0].confirm:
+        return found[0], [Decision("format", found[0].name, "the names of the columns")]
+    if found:
+        several = " or ".join(f"--format {each.name} ({each.confirm or each.title})" for each in found)
+        raise refuse(f"the file itself can't tell its format for certain; if it is right, say {several}")
+    return None, []
+
+
 def _is_answered(described: Format, options: ReadOptions) -> bool:
     """Whether all that a format would add is a zone, and the zone was told."""
     is_zone_only = described.numbers.price_scale == 1 and described.time.zone is not None

@@ -118,8 +118,6 @@ def test_what_comes_with_stager() -> None:
 def test_every_file_is_told_for_itself(tmp_path: Path) -> None:
     """An archive that changed from milliseconds to microseconds, and to a header."""
     names = "open_time,open,high,low,close,volume,close_time,quote_volume,count,taker_buy_volume,taker_buy_quote,x"
-        "open_time,open,high,low,close,volume,close_time,quote_volume,count,taker_buy_volume,taker_buy_quote_volume,x"
-    )
     row = "{},1.5,2.5,0.5,1.5,10,{},1,1,1,1,0\n"
     old, new = 1735603200000, 1735689600000000
     (tmp_path / "BTCUSDT-1m-2024-12.csv").write_text("".join(row.format(old + 60000 * i, 0) for i in range(3)))
