@@ -66,6 +66,15 @@ def find_ragged(opened: Opened, sample: Sample) -> BarsError | None:
     return None
 
 
+def footer(opened: Opened, sample: Sample) -> str | None:
+    """The last line, if it is a sentence and no row: words without the delimiter, and not one of a row that was cut."""
+    with opened.stream() as stream:
+        data = stream.read()
+    last = data.rstrip().replace(b"\r", b"\n").rpartition(b"\n")[2].decode("utf-8", "replace")
+    is_sentence = last[:1].isalpha() and len(last.split()) >= 3
+    return last if is_sentence and sample.delimiter not in last else None
+
+
 def find_faults(
     opened: Opened,
     sample: Sample,

@@ -86,7 +86,7 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
     layout = find_columns(sample.names, options, refuse, described)
     kinds, types = _csv_types(opened, sample, layout, options)
     marked = _marked(sample, layout, options, kinds, types)
-    if sample.has_header and (marked or kinds[str(layout.time_columns[0])] == "text"):
+    if sample.has_repeats or (sample.has_header and (marked or kinds[str(layout.time_columns[0])] == "text")):
         _drop_lines(opened, rb"\xef\xbb\xbf|" + re.escape(sample.header.encode()), sample)
     if sample.is_header_only:
         table = pa.table({name: pa.array([], kind) for name, kind in types.items()})
@@ -98,9 +98,7 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
         line = None if row is None else blame.line_of(opened, sample, row)
         return BarsError(message, path=source.name, line=line, column=layout.names[column])
 
-    plain = [i for role, i in layout.roles.items() if role not in ("time", "symbol") and str(i) not in marked]
-    has_dots = any("." in cells[i] for _, cells in sample.rows if len(cells) == len(sample.names) for i in plain)
-    columns = _by_role(table, layout, options, kinds, marked, has_dots, decisions, source.file_name, cell_error)
+    columns = _by_role(table, layout, options, kinds, marked, decisions, source.file_name, cell_error)
     if "symbol" in columns:
         columns["symbol"] = _trimmed(columns["symbol"], refuse)
     decoded = Decoded(
@@ -138,7 +136,6 @@ def _by_role(
     options: ReadOptions,
     kinds: dict[str, Kind],
     marked: set[str],
-    has_dots: bool,
     decisions: list[Decision],
     file_name: str,
     error: Callable[[str, int | None, int], BarsError],
@@ -151,7 +148,7 @@ def _by_role(
     if marked:
         texts = {int(key): table[key] for key in sorted(marked, key=int)}
         roles = {i: role for role, i in layout.roles.items()}
-        numbers, decision = read_marked(texts, has_dots, rule, options, lambda i: number_hint(roles[i]), error)
+        numbers, decision = read_marked(texts, rule, options, lambda i: number_hint(roles[i]), error)
         decisions.append(decision)
     for role, i in layout.roles.items():
         if role == "time":
@@ -184,15 +181,14 @@ def _marked(
     """Columns of roles whose numbers are written so that they are parsed as text."""
     rule = NumberRule() if layout.format is None else layout.format.numbers
     is_told = options.decimal == "," or options.thousands or rule.decimal == "," or rule.thousands
-    marked: set[str] = set()
-    for role, i in layout.roles.items():
-        if role in ("time", "symbol"):
-            continue
-        cells = (cells[i] for _, cells in sample.rows if len(cells) == len(sample.names))
-        if is_told or rule.suffixes or rule.nulls or any(not is_number(cell) for cell in cells):
-            marked.add(str(i))
-            types[str(i)] = pa.string()
-    return marked
+    numbers = [str(i) for role, i in layout.roles.items() if role not in ("time", "symbol")]
+    rows = [cells for _, cells in sample.rows if len(cells) == len(sample.names)]
+    is_plain = all(is_number(cells[int(key)]) for cells in rows for key in numbers)
+    if is_plain and not (is_told or rule.suffixes or rule.nulls):
+        return set()
+    # All of them, because the numbers of a file are written alike.
+    types.update(dict.fromkeys(numbers, pa.string()))
+    return set(numbers)
 
 
 def _drop_lines(opened: Opened, expression: bytes, sample: Sample) -> None:
@@ -345,6 +341,11 @@ def _parse(
         except (pa.ArrowException, OSError):
             error = opened.damage() or blame.find_ragged(opened, sample)
             if error is not None:
+                footer = blame.footer(opened, sample)
+                if footer is not None:
+                    layout.warnings.append(f"the last line is no row and is left out: {footer.strip()[:80]!r}")
+                    _drop_lines(opened, re.escape(footer.encode()), sample)
+                    continue
                 if is_first and error.line is not None and b"#" in opened.head:
                     is_first = False
                     _drop_lines(opened, rb"[ \t]*#.*?", sample)
@@ -366,8 +367,8 @@ def _parse(
             _drop_lines(opened, re.escape(sample.header.encode()), sample)
             continue
         if wrong is not None and roles[wrong] not in ("time", "symbol") and wrong not in marked:
-            marked.add(wrong)
-            types[wrong] = pa.string()
+            marked.update(str(i) for role, i in layout.roles.items() if role not in ("time", "symbol"))
+            types.update(dict.fromkeys(marked, pa.string()))
             continue
         if wrong is not None:
             raise BarsError(

@@ -52,18 +52,21 @@ def marks_of(columns: Sequence[Any], rule: NumberRule, decimal: str | None, thou
     def has(expression: str) -> bool:
         return any(pc.any(pc.match_substring_regex(column, pattern=expression)).as_py() for column in columns)
 
-    if not has(","):
-        several_dots = has(r"\.\d{3}\.\d{3}")
-        return Marks(",", "." + _PLAIN_MARKS) if several_dots else Marks(".", _PLAIN_MARKS)
-    comma_first, dot_first = has(r",.*\."), has(r"\..*,")
-    # A cell such as 149.526 beside 12,5 may be either, unless a cell with both marks tells.
-    is_mixed = not dot_first and has(r"^[^,]*\.[^,.]*$")
-    is_thousands = comma_first or has(r",\d{2,3},")
-    is_decimal = dot_first or has(r",(\d{1,2}|\d{4,})([eE].*)?\s*$") or has(r"^\s*[+-]?(0|\d{4,}),") or has(r"^\s*,\d")
-    if is_thousands and not is_decimal:
+    def is_fraction_mark(mark: str, other: str) -> tuple[bool, bool]:
+        """Whether a mark stands before fractions, by its own cells and by cells with both marks or repeated ones."""
+        alone = has(rf"^[^{other}]*{mark}(\d{{1,2}}|\d{{4,}})([eE].*)?\s*$") or has(rf"^\s*[+-]?(0?|\d{{4,}}){mark}\d")
+        return alone, has(rf"{other}.*{mark}") or has(rf"{other}\d{{2,3}}{other}\d{{3}}")
+
+    comma_alone, comma_sure = is_fraction_mark(",", r"\.")
+    dot_alone, dot_sure = is_fraction_mark(r"\.", ",")
+    # Without a cell that shows both, 149.526 beside 12,5 may be a fraction or thousands.
+    comma_alone &= comma_sure or not has(r"^[^,]*\.[^,.]*$")
+    if (dot_sure or dot_alone) and not (comma_sure or comma_alone):
         return Marks(".", "," + _PLAIN_MARKS)
-    if is_decimal and not is_thousands and not is_mixed:
+    if (comma_sure or comma_alone) and not (dot_sure or dot_alone):
         return Marks(",", "." + _PLAIN_MARKS)
+    if not has(","):
+        return Marks(".", _PLAIN_MARKS)
     for column in columns:
         cells = column.filter(pc.match_substring(column, ","))
         if len(cells):

@@ -35,6 +35,8 @@ class Sample:
     has_header : bool
     header : str
         The header as it stands in the file.
+    has_repeats : bool
+        Whether the header stands again among the first rows.
     """
 
     delimiter: str
@@ -44,6 +46,7 @@ class Sample:
     is_header_only: bool
     has_header: bool = True
     header: str = ""
+    has_repeats: bool = False
 
 
 def sample_csv(opened: Opened, options: ReadOptions, described: Format | None = None) -> Sample:
@@ -82,13 +85,19 @@ def sample_csv(opened: Opened, options: ReadOptions, described: Format | None = 
     else:
         names, header_line = tuple(str(i) for i in range(1, len(names) + 1)), header_line - 1
     rows: list[tuple[int, tuple[str, ...]]] = []
+    has_repeats = False
     for number, line in enumerate(lines[header_line:], start=header_line + 1):
         if is_blank(line, delimiter, len(names)):
+            continue
+        if has_header and line == header:
+            has_repeats = True
             continue
         if len(rows) == _SAMPLE_ROWS:
             break
         rows.append((number, tuple(fields(line, delimiter))))
-    return Sample(delimiter, names, header_line, tuple(rows), not rows and opened.is_whole, has_header, header)
+    return Sample(
+        delimiter, names, header_line, tuple(rows), not rows and opened.is_whole, has_header, header, has_repeats
+    )
 
 
 def with_names(sample: Sample, names: Sequence[str]) -> Sample:

@@ -107,7 +107,6 @@ def time_of_day(column: Column, described: Format, file_name: str, error: CellEr
 
 def read_marked(
     columns: dict[int, Column],
-    has_dots: bool,
     rule: NumberRule,
     options: ReadOptions,
     hint: Callable[[int], str],
@@ -119,8 +118,6 @@ def read_marked(
     ----------
     columns : dict
         Position to text.
-    has_dots : bool
-        Whether other columns of the file write fractions after dots.
     rule, options : NumberRule, ReadOptions
     hint : callable
         What a column needs, for errors.
@@ -132,8 +129,7 @@ def read_marked(
     BarsError
         If a cell is no number, or the marks can be read in two ways.
     """
-    decimal = options.decimal or ("." if has_dots and rule.decimal is None else None)
-    marks = marks_of(list(columns.values()), rule, decimal, options.thousands)
+    marks = marks_of(list(columns.values()), rule, options.decimal, options.thousands)
     if not isinstance(marks, Marks):
         where, row = next(
             (i, row)

@@ -229,3 +229,12 @@ def test_pattern_letters() -> None:
     for wrong in ("%Y-%m", "%Y-%m-%d %I:%M", "%Y-%Y-%m-%d", "%"):
         with pytest.raises(ConfigError, match="pattern"):
             regex_of(wrong)
+
+
+def test_the_documented_format_is_valid(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "formats.md").read_text(encoding="utf-8")
+    (tmp_path / "documented.toml").write_text(text.partition("```toml\n")[2].partition("```")[0])
+    found = named(str(tmp_path / "documented.toml"))
+    assert found.time.zone == "Europe/Berlin"
+    for name in built_in():
+        assert f"`{name}`" in text, name
