@@ -6,7 +6,6 @@ path. The vocabulary is :class:`Format`, and nothing else is understood.
 
 from __future__ import annotations
 
-import codecs
 import re
 from functools import cache
 from importlib import resources
@@ -15,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from stager.bars.options import PRICES, ROLES, Role
+from stager.bars.options import PRICES, ROLES, Role, check_encoding
 from stager.bars.patterns import regex_of
 from stager.bars.zones import Zone
 from stager.config import read_toml
@@ -227,14 +226,6 @@ def _check(found: Format) -> None:
         check_encoding(found.encoding)
     if found.delimiter is not None and len(found.delimiter) != 1:
         raise ConfigError(f"delimiter is {found.delimiter!r}; give one character")
-
-
-def check_encoding(encoding: str) -> None:
-    """Raise ConfigError unless text can be decoded so."""
-    try:
-        codecs.lookup(encoding)
-    except LookupError:
-        raise ConfigError(f"encoding is {encoding!r}, which is unknown; write utf-8, utf-16, latin-1 or gbk") from None
 
 
 def vocabulary() -> list[tuple[str, Any]]:

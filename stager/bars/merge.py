@@ -79,11 +79,10 @@ def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
         If they don't fit together, a zone is missing or wrong, or a row is wrong.
     """
     notes = Notes()
-    for one in inputs:
-        for decision in one.decisions:
-            notes.decide(decision.what, decision.value, decision.source)
+    _note_decisions(notes, inputs)
     names, empty = _common_columns(inputs)
     unified = unify(inputs, options, notes)
+    _note_decisions(notes, inputs)
     checked = _check_all(inputs, unified.symbols, unified.codes, unified.times, names, options)
     _add_warnings(notes, inputs)
     notes.warnings += describe([part for parts in checked for part in parts], names)
@@ -108,8 +107,23 @@ def unify(inputs: Sequence[Decoded], options: ReadOptions, notes: Notes) -> Unif
     times = [times_of(one) for one in inputs]
     for one, each in zip(inputs, times, strict=True):
         if not any(decision.what == "time" for decision in one.decisions):
-            notes.decide(each.decision.what, each.decision.value, each.decision.source)
+            one.decisions.append(each.decision)
     return Unified(symbols, codes, times, settle_zone(inputs, times, codes, options, notes))
+
+
+def _note_decisions(notes: Notes, inputs: Sequence[Decoded]) -> None:
+    """Every decision once; those that differ from file to file with the files they hold for."""
+    files: dict[tuple[str, str], list[str]] = {}
+    for one in inputs:
+        for decision in one.decisions:
+            files.setdefault((decision.what, decision.value), []).append(one.name)
+    for one in inputs:
+        for decision in one.decisions:
+            named = files[decision.what, decision.value]
+            source = decision.source
+            if len(named) < len(inputs):
+                source += f"; in {named[0]}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
+            notes.decide(decision.what, decision.value, source)
 
 
 def _add_warnings(notes: Notes, inputs: Sequence[Decoded]) -> None:

@@ -113,5 +113,15 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             Interval.parse(self.interval)
         if self.zone is not None:
             Zone.parse(self.zone)
+        if self.encoding is not None:
+            check_encoding(self.encoding)
         if self.decimal is not None and self.decimal in (self.thousands or ""):
             raise ConfigError(f"decimal and thousands are both {self.decimal!r}; a mark is one or the other")
+
+
+def check_encoding(encoding: str) -> None:
+    """Raise ConfigError unless text can be decoded so."""
+    try:
+        "".encode(encoding)
+    except LookupError:
+        raise ConfigError(f"encoding is {encoding!r}, which is unknown; write utf-8, utf-16, latin-1 or gbk") from None

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import glob
-import io
 import os
 import re
 import stat
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from stager.bars.unpack import to_utf8, unzipped
 from stager.errors import BarsError
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -287,7 +285,7 @@ def look(source: BarFile, encoding: str | None = None) -> Opened:
         except (OSError, pa.ArrowException):
             raise damaged(source, compression) from None
     if opened.head.startswith(b"PK\x03\x04"):
-        opened.replace(_unzipped(opened))
+        opened.replace(unzipped(opened.read(), source.name))
     head = opened.head
     if head.startswith(b"PAR1"):
         opened.content = "parquet"
@@ -299,7 +297,7 @@ def look(source: BarFile, encoding: str | None = None) -> Opened:
         if head.startswith(magic):
             raise refuse(f"the file is {what}")
     if encoding is not None or head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        _to_utf8(opened, encoding or "utf-16")
+        opened.replace(to_utf8(opened.read(), encoding or "utf-16", source.name))
         head = opened.head
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     start = text[:64].lower()
@@ -320,40 +318,6 @@ def look(source: BarFile, encoding: str | None = None) -> Opened:
     if source.path.lower().endswith((".parquet", ".pq")):
         raise refuse("the file is named Parquet but doesn't begin as one; it is damaged, or something else")
     return opened
-
-
-def _unzipped(opened: Opened) -> bytes:
-    """The one file in a zip archive."""
-
-    def refuse(message: str) -> BarsError:
-        return BarsError(message, path=opened.source.name)
-
-    try:
-        with zipfile.ZipFile(io.BytesIO(opened.read())) as archive:
-            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-            names = [entry.filename for entry in entries if not entry.filename.startswith("__MACOSX/")]
-            if "[Content_Types].xml" in names:
-                raise refuse("the file is an Excel file; save the sheet as CSV")
-            if len(names) != 1:
-                raise refuse(f"the zip archive holds {len(names)} files, not one; unpack it")
-            return archive.read(names[0])
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        if isinstance(error, BarsError):
-            raise
-        raise refuse("the zip archive is truncated, damaged or encrypted; get it again, or unpack it") from None
-
-
-def _to_utf8(opened: Opened, encoding: str) -> None:
-    data = opened.read()
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise BarsError(
-            f"is no {encoding} text (byte 0x{data[error.start]:02x} at {error.start:,}); name its encoding with "
-            "--encoding, or get it again",
-            path=opened.source.name,
-        ) from None
-    opened.replace(text.removeprefix("\ufeff").encode("utf-8", "replace"))
 
 
 def lines(stream: pa.NativeFile) -> Iterator[bytes]:

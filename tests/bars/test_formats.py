@@ -127,6 +127,8 @@ def test_every_file_is_told_for_itself(tmp_path: Path) -> None:
     bars = read(tmp_path)
     assert bars.symbols == ("BTCUSDT",)
     assert instants(bars)[::3] == ["2024-12-31T00:00:00", "2025-01-01T00:00:00"]
+    sources = [d.source for d in bars.decisions if d.what == "time"]
+    assert all(source.endswith(f"{name}.csv") for source, name in zip(sources, ("2024-12", "2025-01"), strict=True))
     assert {d.value for d in bars.decisions if d.what == "time"} == {
         "milliseconds since 1970 UTC", "microseconds since 1970 UTC",
     }  # fmt: skip
