@@ -234,7 +234,8 @@ def _parse(
             return parse(0)
         return pa.concat_tables(parallel(parse, range(len(segments)), done=tell, threads=thread_count()))
 
-    is_first = True
+    # Lines that were emptied, each once: parsing must end.
+    emptied: set[bytes] = set()
     while True:
         try:
             return read(types)
@@ -246,13 +247,12 @@ def _parse(
                 footer = blame.footer(opened, sample)
                 if footer is not None:
                     layout.warnings.append(f"the last line is no row and is left out: {footer.strip()[:80]!r}")
-                    _drop_lines(opened, re.escape(footer.encode()), sample)
-                    continue
-                if is_first and error.line is not None and b"#" in opened.head:
-                    is_first = False
-                    _drop_lines(opened, rb"[ \t]*#.*?", sample)
-                    continue
-                raise error from None
+                no_row = rb"[ \t]*#[^\r\n]*" if footer is None else re.escape(footer.encode())
+                if no_row in emptied:
+                    raise error from None
+                emptied.add(no_row)
+                _drop_lines(opened, no_row, sample)
+                continue
         texts: dict[str, pa.DataType] = {name: pa.binary() for name in types}
         looked = {name: kind for name, kind in kinds.items() if name not in marked}
         looked |= {name: "text" for name in marked}
@@ -264,9 +264,10 @@ def _parse(
         if not faults:
             raise BarsError("the file can't be read as CSV; it is damaged, or no CSV file", path=opened.source.name)
         wrong = min((name for name in faults if name in roles), key=lambda name: faults[name].row, default=None)
-        if wrong is not None and is_first and faults[wrong].cell in (layout.names[int(wrong)], "#"):
-            is_first = False
-            _drop_lines(opened, re.escape(sample.header.encode()), sample)
+        again = re.escape(sample.header.encode())
+        if wrong is not None and again not in emptied and faults[wrong].cell == layout.names[int(wrong)]:
+            emptied.add(again)
+            _drop_lines(opened, again, sample)
             continue
         if wrong is not None and roles[wrong] not in ("time", "symbol") and wrong not in marked:
             marked.update(str(i) for role, i in layout.roles.items() if role not in ("time", "symbol"))

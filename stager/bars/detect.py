@@ -190,7 +190,8 @@ def _candidates(role: Role, plain: Sequence[str], letters: bool) -> list[int]:
         found = [i for i, name in enumerate(plain) if name.removesuffix(" utc") in TIME_NAMES]
         return found or [i for i, name in enumerate(plain) if letters and name == "t"]
     if role == "symbol":
-        return [i for i, name in enumerate(plain) if name in SYMBOL_NAMES]
+        found = [i for i, name in enumerate(plain) if name in SYMBOL_NAMES]
+        return found or [i for i, name in enumerate(plain) if name == "instrument id"]
     found = [i for i, name in enumerate(plain) if name == role or (letters and name == role[0])]
     if role == "volume" and not found:
         found = [i for i, name in enumerate(plain) if name in VOLUME_NAMES or name.startswith("volume ")]

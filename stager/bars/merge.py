@@ -81,6 +81,16 @@ def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
     notes = Notes()
     _note_decisions(notes, inputs)
     names, empty = _common_columns(inputs)
+    for one in inputs:
+        wide = one.layout.wide
+        lacking = [
+            role for role in PRICES if wide is not None and not any(role in each for each in wide.symbols.values())
+        ]
+        if lacking:
+            raise one.error(
+                f"the file holds no {', '.join(lacking)}, and a bar has all of open, high, low and close; join the "
+                "files of the fields to one, with columns such as AAPL:open and AAPL:close"
+            )
     unified = unify(inputs, options, notes)
     _note_decisions(notes, inputs)
     checked = _check_all(inputs, unified.symbols, unified.codes, unified.times, names, options)

@@ -192,7 +192,9 @@ def _find_one(name: str) -> list[BarFile]:
                     for file in sorted(path.glob("*=*/**/*"))
                     if _is_bar_file(file.name) and file.is_file()
                 ]
-            files = sorted(entry.name for entry in path.iterdir() if _is_bar_file(entry.name) and entry.is_file())
+            files = _without_notes(
+                sorted(entry.name for entry in path.iterdir() if _is_bar_file(entry.name) and entry.is_file())
+            )
             if not files:
                 raise BarsError(_no_bar_files("the directory"), path=name)
             return [_local(os.path.join(name, file)) for file in files]
@@ -239,6 +241,11 @@ def _find_uri(uri: str) -> list[BarFile]:
     if isinstance(filesystem, pafs.LocalFileSystem):
         return [BarFile(uri, info.size or 0, path)]
     return [BarFile(uri, info.size or 0, path, filesystem)]
+
+
+def _without_notes(names: list[str]) -> list[str]:
+    """The names without JSON, which beside other bar files holds notes about them."""
+    return [name for name in names if not name.lower().endswith((".json", ".json.gz"))] or names
 
 
 def _is_bar_file(name: str) -> bool:

@@ -240,3 +240,65 @@ def test_the_documented_format_is_valid(tmp_path: Path) -> None:
     assert found.time.zone == "Europe/Berlin"
     for name in built_in():
         assert f"`{name}`" in text, name
+
+
+def test_a_file_of_one_field_is_no_bars(read_text: ReadText) -> None:
+    text = "Date,AAA,BBB\n2024-01-02,1,2\n2024-01-03,1,2\n"
+    with pytest.raises(BarsError, match="--field close"):
+        read_text(text)
+    with pytest.raises(BarsError, match="no open, high, low"):
+        read_text(text, field="close")
+
+
+def test_wide_files(read_text: ReadText) -> None:
+    fields = ("open", "high", "low", "close")
+    joined = "Date," + ",".join(f"{symbol}:{field}" for symbol in "BA" for field in fields)
+    levels = "Price," + ",".join(("Open", "High", "Low", "Close") * 2) + "\nTicker,B,B,B,B,A,A,A,A\nDate" + "," * 8
+    for header in (joined, levels):
+        bars = read_text(f"{header}\n2024-01-02,1,2,1,2,,,,\n2024-01-03,1,2,1,2,3,4,3,4\n")
+        assert bars.symbols == ("A", "B")
+        assert bars.table["open"].to_pylist() == [3.0, 1.0, 1.0]
+        assert (bars.timestamps, bars.dropped["null price"]) == ("session", 1)
+
+
+def test_footers_comments_and_headers_again(read_text: ReadText) -> None:
+    header = "time,open,high,low,close"
+    rows = [f"2024-05-06T13:{m:02}:00Z,1.5,2.5,0.5,1.5" for m in range(300)]
+    rows = [
+        row.replace("T13:", f"T{13 + i // 60}:").replace(f":{i:02}:00Z", f":{i % 60:02}:00Z")
+        for i, row in enumerate(rows)
+    ]
+    for place in (3, 250):
+        text = lines(*rows[:place], header, "# a remark, with a comma", *rows[place:], header=header)
+        assert read_text(text).table.num_rows == 300
+    bars = read_text(lines(*rows, "Downloaded from Example.com as of 05-06-2024", header=header))
+    assert bars.table.num_rows == 300
+    assert any("Downloaded" in text for text in bars.warnings)
+    with pytest.raises(BarsError, match="1 fields") as caught:
+        read_text(lines(*rows, rows[0][:14], header=header))
+    assert caught.value.line == 302
+
+
+def test_json_beside_bar_files_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "bars.csv").write_text(one_symbol("2024-05-06T13:30:00Z", "2024-05-06T13:31:00Z"))
+    (tmp_path / "index.json").write_text('{"about": "notes"}')
+    assert read(tmp_path).table.num_rows == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"t":1714999800,"o":1.5,"h":2,"l":1,"c":1.5},{"t":1714999860,"o":1.5,"h":2,"l":1,"c":1.5}]',
+        '{"t":1714999800,"o":1.5,"h":2,"l":1,"c":1.5}\n{"t":1714999860,"o":1.5,"h":2,"l":1,"c":1.5}\n',
+        '{"s":"ok","t":[1714999800,1714999860],"o":[1.5,1.5],"h":[2,2],"l":[1,1],"c":[1.5,1.5]}',
+        '{"symbol":"NA","bars":[{"t":1714999800,"o":1.5,"h":2,"l":1,"c":1.5},{"t":1714999860,"o":1.5,"h":2,"l":1,"c":1.5}]}',
+        '{"columns":["time","open","high","low","close"],"data":[[1714999800,1.5,2,1,1.5],[1714999860,1.5,2,1,1.5]]}',
+    ],
+)
+def test_forms_of_json(read_text: ReadText, text: str) -> None:
+    bars = read_text(text, name="NA.json")
+    assert bars.symbols == ("NA",)
+    assert instants(bars) == ["2024-05-06T12:50:00", "2024-05-06T12:51:00"]
+    assert bars.table["open"].to_pylist() == [1.5, 1.5]
+    with pytest.raises(BarsError):
+        read_text(text[: len(text) // 2], name="NA.json")
