@@ -108,11 +108,17 @@ def possible(cells: Sequence[str], order: DateOrder | None) -> list[str]:
         found += [
             date + clock
             for clock in _CLOCKS
-            if re.match(regex_of(date + clock), cells[0]) and parse(column, date + clock)[1] < 0
+            if re.match(regex_of(date + clock), cells[0]) and _fits(column, date + clock)
         ]
     if not found and re.match(regex_of("%s.%f"), cells[0]):
         found = ["%s.%f"]
     return found
+
+
+def _fits(column: Any, pattern: str) -> bool:
+    """Whether all texts are such times, up to one in a year that int64 nanoseconds don't hold."""
+    _, bad, is_outside = parse(column, pattern)
+    return bad < 0 or is_outside
 
 
 def is_order_open(patterns: Sequence[str]) -> bool:

@@ -81,7 +81,7 @@ def _joined(columns: Sequence[Column]) -> Column:
             pc.utf8_lpad(column, 4 if 3 <= width <= 4 else 6, "0")
             for column, width in zip(trimmed[1:], widths, strict=True)
         ]
-    column = trimmed[0] if len(trimmed) == 1 else pc.binary_join_element_wise(*trimmed, " ")
+    column = trimmed[0] if len(trimmed) == 1 else pc.utf8_trim_whitespace(pc.binary_join_element_wise(*trimmed, " "))
     empty = pc.is_in(trimmed[0], value_set=pa.array(NULL_WORDS))
     return pc.if_else(empty, pa.scalar(None, pa.string()), column)
 

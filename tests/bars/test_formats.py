@@ -298,3 +298,11 @@ def test_forms_of_json(read_text: ReadText, text: str) -> None:
     assert bars.table["open"].to_pylist() == [1.5, 1.5]
     with pytest.raises(BarsError):
         read_text(text[: len(text) // 2], name="NA.json")
+
+
+def test_dates_beside_an_empty_clock_and_beyond_int64(read_text: ReadText) -> None:
+    header = "Date,Time,Open,High,Low,Close"
+    bars = read_text(lines("2024.01.02,,1,2,1,2", "2024.01.03,,1,2,1,2", header=header))
+    assert bars.timestamps == "session"
+    with pytest.raises(BarsError, match="int64 nanoseconds"):
+        read_text(lines("13/04/2262,1,2,1,2", header="date,open,high,low,close"), allow_years=(1900, 2261))
