@@ -33,8 +33,8 @@ def _columns(ctx: click.Context, parameter: click.Parameter, values: tuple[str, 
               help="The column of a role (time, symbol, open, high, low, close, volume); repeat it.")  # fmt: skip
 @click.option("--zone", help="Zone of time stamps that carry none: America/New_York, UTC, -05:00.")
 @click.option("--symbol", help="The symbol, if no column holds it.")
-@click.option("--label", type=click.Choice(["open", "close"]), default="open", show_default=True,
-              help="Whether a stamp marks the start or the end of its bar.")  # fmt: skip
+@click.option("--label", type=click.Choice(["open", "close"]),
+              help="Whether a stamp marks the start or the end of its bar [from the format, else open].")  # fmt: skip
 @click.option("--interval", help="Spacing of the bars: 1min, 5min, 1h, 1d, 1w, 1mo [inferred].")
 @click.option("--adjustment", type=click.Choice(["raw", "split", "total", "unknown"]), default="unknown",
               show_default=True, help="What prices and volume were adjusted for.")  # fmt: skip
@@ -42,6 +42,19 @@ def _columns(ctx: click.Context, parameter: click.Parameter, values: tuple[str, 
 @click.option("--nan", type=click.Choice(["error", "null"]), default="error", show_default=True,
               help="What a literal NaN or infinity in a price is: an error, or no bar.")  # fmt: skip
 @click.option("--delimiter", help="Character between the fields [from the header].")
+@click.option(
+    "--format",
+    "described",
+    metavar="NAME|FILE.toml",
+    help="The files' format, see `stager formats` [from names, headers and first rows].",
+)
+@click.option("--time-pattern", help="How times are written, such as '%d.%m.%Y %H:%M'.")
+@click.option("--date-order", type=click.Choice(["dmy", "mdy"]), help="Whether the day or the month stands first.")
+@click.option("--encoding", help="Encoding of text that is no UTF-8: latin-1, gbk, utf-16-le.")
+@click.option("--decimal", type=click.Choice([".", ","]), help="The mark before a fraction [from the cells].")
+@click.option("--thousands", help="The marks between thousands [from the cells].")
+@click.option("--field", type=click.Choice(["open", "high", "low", "close", "volume"]),
+              help="What the cells hold where every column is a symbol.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def pack(
     files: tuple[str, ...],
@@ -51,18 +64,25 @@ def pack(
     columns: dict[str, str],
     zone: str | None,
     symbol: str | None,
-    label: str,
+    label: str | None,
     interval: str | None,
     adjustment: str,
     allow_years: tuple[int, int] | None,
     nan: str,
     delimiter: str | None,
+    described: str | None,
+    time_pattern: str | None,
+    date_order: str | None,
+    encoding: str | None,
+    decimal: str | None,
+    thousands: str | None,
+    field: str | None,
     as_json: bool,
 ) -> None:
     """Read bar FILES and write one pack, or add them to one.
 
-    FILES are CSV or Parquet with open, high, low, close and volume, plain or compressed (.gz, .zst): paths, globs, a
-    directory, or URIs such as s3://bucket/bars.parquet.
+    FILES are CSV, JSON, Feather or Parquet with open, high, low, close and volume, plain or compressed (gzip, zstd,
+    zip): paths, globs, a directory, or URIs such as s3://bucket/bars.parquet.
     """
     if append is not None and (out is not None or force):
         raise click.UsageError("--append adds to the pack it names; leave out --out and --force")
@@ -76,6 +96,13 @@ def pack(
         allow_years=allow_years,
         nan=nan,  # type: ignore[arg-type]
         delimiter=delimiter,
+        format=described,
+        time_pattern=time_pattern,
+        date_order=date_order,  # type: ignore[arg-type]
+        encoding=encoding,
+        decimal=decimal,  # type: ignore[arg-type]
+        thousands=thousands,
+        field=field,  # type: ignore[arg-type]
     )
     source = files[0] if len(files) == 1 else list(files)
     with Reporter() as progress:

@@ -61,6 +61,7 @@ def test_the_wheel_works_in_an_empty_environment(wheel: Path, tmp_path: Path) ->
     run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=tmp_path)
     (tmp_path / "bars.csv").write_text(BARS)
     out = run(tmp_path / "empty" / "bin" / "stager", "pack", "bars.csv", cwd=tmp_path)
+    assert "kibot" in run(tmp_path / "empty" / "bin" / "stager", "formats", cwd=tmp_path)
     assert "30 of open, high, low, close, volume" in out
     assert "whole" in run(tmp_path / "empty" / "bin" / "stager", "verify", "bars.pack", cwd=tmp_path)
     run(

@@ -9,7 +9,8 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stager.bars.detect import NULL_WORDS, Sample, fields, is_blank, not_utf8, time_form
+from stager.bars.detect import NULL_WORDS, time_form
+from stager.bars.sample import Sample, fields, is_blank, not_utf8
 from stager.bars.sources import Opened, lines
 from stager.bars.times import time_fault, time_type
 from stager.errors import BarsError
@@ -17,10 +18,11 @@ from stager.errors import BarsError
 
 @dataclass(frozen=True)
 class Fault:
-    """A cell that can't be read: its row, and a message."""
+    """A cell that can't be read: its row, a message, and the cell."""
 
     row: int
     message: str
+    cell: str = ""
 
 
 def line_of(opened: Opened, sample: Sample, row: int) -> int:
@@ -64,6 +66,15 @@ def find_ragged(opened: Opened, sample: Sample) -> BarsError | None:
     return None
 
 
+def footer(opened: Opened, sample: Sample) -> str | None:
+    """The last line, if it is a sentence and no row: words without the delimiter, and not one of a row that was cut."""
+    with opened.stream() as stream:
+        data = stream.read()
+    last = data.rstrip().replace(b"\r", b"\n").rpartition(b"\n")[2].decode("utf-8", "replace")
+    is_sentence = last[:1].isalpha() and len(last.split()) >= 3
+    return last if is_sentence and sample.delimiter not in last else None
+
+
 def find_faults(
     opened: Opened,
     sample: Sample,
@@ -105,7 +116,9 @@ def find_faults(
                 message = None
                 if kind == "time" and first is not None:
                     message = time_fault(cell, first, years)
-                faults[name] = Fault(start + row, message or f"{cell!r} is no {'time' if kind == 'time' else 'number'}")
+                faults[name] = Fault(
+                    start + row, message or f"{cell!r} is no {'time' if kind == 'time' else 'number'}", cell
+                )
                 break
             start += len(chunk)
     return faults

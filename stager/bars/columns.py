@@ -53,6 +53,8 @@ class Decoded:
     n_rows: int = 0
     decisions: list[Decision] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    # What the file's name or folder says, by its format.
+    symbol: str | None = None
 
     def error(self, message: str, row: int | None = None, column: str | None = None) -> BarsError:
         """The error of a row (counted from 0) and a role or column."""

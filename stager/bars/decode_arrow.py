@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.feather
 import pyarrow.parquet as pq
 
 from stager.bars import blame
 from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, number_hint, warn_inexact
-from stager.bars.detect import NULL_WORDS, Decision, Layout, find_columns
-from stager.bars.options import ReadOptions
-from stager.bars.sources import Opened, damaged
+from stager.bars.detect import NULL_WORDS, Decision, Layout, find_columns, time_form
+from stager.bars.matching import choose_named
+from stager.bars.numbers import scaled
+from stager.bars.options import PRICES, ReadOptions
+from stager.bars.patterns import possible
+from stager.bars.sources import BarFile, Opened, damaged
+from stager.bars.text import read_times_text
 from stager.bars.threads import parallel
 from stager.errors import BarsError
 
@@ -31,7 +36,7 @@ def decode_parquet(opened: Opened, options: ReadOptions) -> Decoded:
         return BarsError(message, path=source.name)
 
     try:
-        if opened.compression is None:
+        if opened.data is None and opened.compression is None:
             file: Any = source.open()
         else:
             with opened.stream() as stream:
@@ -44,16 +49,75 @@ def decode_parquet(opened: Opened, options: ReadOptions) -> Decoded:
         schema = parquet.schema_arrow
     except Exception:
         raise refuse("the Parquet file is truncated or damaged (its footer can't be read); get it again") from None
-    layout = find_columns(schema.names, options, refuse)
+    described, decisions = choose_named(schema, source.file_name, options, refuse)
+    layout = find_columns(schema.names, options, refuse, described)
+    layout.decisions[:0] = decisions
     wanted = _numeric_further(layout, schema)
     try:
-        names = [schema.names[i] for i in (*layout.roles.values(), *wanted)]
+        names = [schema.names[i] for i in _positions(layout, wanted)]
         table = parquet.read(columns=names, use_pandas_metadata=False)
         table = pa.table({name: table[name] for name in names})
         table.validate(full=True)
     except Exception:
         raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
-    return _from_arrow(table, layout, wanted, source.name, source.size_nbytes, source.stem)
+    return _of_file(table, layout, wanted, source, options)
+
+
+def read_ipc(opened: Opened) -> pa.Table:
+    """The table in an Arrow IPC (Feather) file.
+
+    Raises
+    ------
+    BarsError
+        If it is damaged.
+    """
+    try:
+        # Damaged files fail in many ways here too, and feather alone knows the old form.
+        table = pa.feather.read_table(cast(Any, pa.BufferReader(opened.read())))
+        table.validate(full=True)
+    except BarsError:
+        raise
+    except Exception:
+        raise BarsError("the Feather file is truncated or damaged; get it again", path=opened.source.name) from None
+    return table
+
+
+def decode_named(table: pa.Table, source: BarFile, options: ReadOptions) -> Decoded:
+    """The columns of a table with names that was in a file.
+
+    Raises
+    ------
+    BarsError
+        If the table can't be read as bars.
+    """
+
+    def refuse(message: str) -> BarsError:
+        return BarsError(message, path=source.name)
+
+    described, decisions = choose_named(table.schema, source.file_name, options, refuse)
+    layout = find_columns(table.schema.names, options, refuse, described)
+    layout.decisions[:0] = decisions
+    wanted = _numeric_further(layout, table.schema)
+    return _of_file(table.select(_positions(layout, wanted)), layout, wanted, source, options)
+
+
+def _positions(layout: Layout, wanted: list[int]) -> list[int]:
+    """The roles' columns, further ones, and those that hold more of the time."""
+    return [*layout.roles.values(), *wanted, *layout.time_columns[1:]]
+
+
+def _of_file(table: pa.Table, layout: Layout, wanted: list[int], source: BarFile, options: ReadOptions) -> Decoded:
+    decoded = _from_arrow(table, layout, wanted, source.name, source.size_nbytes, source.stem, options)
+    decoded.symbol = source.partition or (None if layout.format is None else layout.format.symbol_of(source.stem))
+    if layout.format is not None:
+        scale = layout.format.numbers.price_scale
+        if scale > 1:
+            for role in PRICES:
+                decoded.columns[role] = scaled(decoded.columns[role], scale)
+            decoded.decisions.append(
+                Decision("price scale", f"divided by {scale:,}", f"the format {layout.format.name}")
+            )
+    return decoded
 
 
 def decode_table(table: pa.Table, options: ReadOptions) -> Decoded:
@@ -74,8 +138,8 @@ def decode_table(table: pa.Table, options: ReadOptions) -> Decoded:
         raise refuse("the table is not valid; check it with table.validate(full=True)") from None
     layout = find_columns(table.schema.names, options, refuse)
     wanted = _numeric_further(layout, table.schema)
-    table = table.select([*layout.roles.values(), *wanted])
-    return _from_arrow(table, layout, wanted, "table", table.nbytes, None)
+    table = table.select(_positions(layout, wanted))
+    return _from_arrow(table, layout, wanted, "table", table.nbytes, None, options)
 
 
 def _numeric_further(layout: Layout, schema: pa.Schema) -> list[int]:
@@ -91,7 +155,13 @@ def _numeric_further(layout: Layout, schema: pa.Schema) -> list[int]:
 
 
 def _from_arrow(
-    table: pa.Table, layout: Layout, wanted: list[int], name: str, size_nbytes: int, stem: str | None
+    table: pa.Table,
+    layout: Layout,
+    wanted: list[int],
+    name: str,
+    size_nbytes: int,
+    stem: str | None,
+    options: ReadOptions,
 ) -> Decoded:
     decoded = Decoded(
         name,
@@ -106,15 +176,41 @@ def _from_arrow(
         warnings=layout.warnings,
     )
     keys = [*layout.roles, *(layout.names[i] for i in wanted)]
-    table = aligned(table.rename_columns([str(i) for i in range(len(keys))]))
+    table = aligned(table.rename_columns([str(i) for i in range(table.num_columns)]))
     for position, key in enumerate(keys):
         column = table.column(position)
         if key == "symbol":
             column = _symbols(decoded, column)
-        elif key != "time":
+        elif key == "time":
+            column = _times(decoded, [column, *table.columns[len(keys) :]], options)
+        else:
             column = _floats(decoded, column, key)
         decoded.columns[key] = column
     return decoded
+
+
+def _times(decoded: Decoded, columns: list[Column], options: ReadOptions) -> Column:
+    """The time column as it is, or what its texts, and those of a time of day beside it, say."""
+    column, layout = columns[0], decoded.layout
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    is_told = options.time_pattern is not None or (layout.format is not None and layout.format.time.pattern is not None)
+    if len(columns) == 1:
+        if not _is_text(kind):
+            return column
+        given = column.drop_null()
+        first = None if len(given) == 0 else str(given[0].as_py()).strip()
+        if not is_told and (first is None or time_form(first) is not None or not possible([first], None)):
+            return column
+
+    def error(message: str, row: int | None, position: int) -> BarsError:
+        return BarsError(
+            message, path=decoded.name, line=None if row is None else row + 1, column=layout.names[position]
+        )
+
+    texts = [each.cast(kind if pa.types.is_dictionary(each.type) else each.type).cast(pa.string()) for each in columns]
+    found, decision = read_times_text(texts, layout, options, error)
+    decoded.decisions.append(decision)
+    return found
 
 
 def _symbols(decoded: Decoded, column: Column) -> Column:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -13,25 +14,24 @@ import pyarrow.csv as pacsv
 
 from stager.bars import blame
 from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, number_hint, warn_inexact
+from stager.bars.csv_types import Kind, csv_types, marked_numbers, text_column
 from stager.bars.detect import (
     NULL_WORDS,
     Decision,
     Layout,
-    Sample,
-    cannot_tell,
     find_columns,
-    is_number,
-    mixed_zones,
-    sample_csv,
-    time_form,
 )
-from stager.bars.options import ReadOptions
+from stager.bars.formats import NumberRule, named
+from stager.bars.matching import choose
+from stager.bars.numbers import scaled
+from stager.bars.options import PRICES, ReadOptions
+from stager.bars.sample import Sample, sample_csv, with_names
 from stager.bars.sources import Opened
+from stager.bars.text import read_marked, read_times_text, time_of_day
 from stager.bars.threads import parallel, thread_count
-from stager.bars.times import time_type, year_window
+from stager.bars.times import year_window
 from stager.errors import BarsError
 
-Kind: TypeAlias = Literal["time", "text", "number"]
 Track: TypeAlias = Callable[[Callable[[], int]], None]
 
 # A blank before or after a null word is no part of it.
@@ -61,21 +61,39 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
         If the file can't be read as bars, naming file, line and column.
     """
     source = opened.source
-    sample = sample_csv(opened, options)
+    told = None if options.format is None else named(options.format)
+    if told is not None and told.skip:
+        expression = "|".join(f"(?:{each})" for each in told.skip)
+        opened.replace(re.sub(rf"(?m)^(?:{expression})(?=\r?$)".encode(), b"", opened.read()))
+    sample = sample_csv(opened, options, told)
 
     def refuse(message: str) -> BarsError:
-        return BarsError(message, path=source.name, line=sample.header_line)
+        return BarsError(message, path=source.name, line=max(1, sample.header_line))
 
-    layout = find_columns(sample.names, options, refuse)
-    kinds, types = _csv_types(opened, sample, layout)
+    described, decisions = choose(sample, source.file_name, options, refuse)
+    if described is not None and not sample.has_header:
+        if len(described.positions) != len(sample.names):
+            raise refuse(
+                f"the rows have {len(sample.names)} fields, and the format {described.name} has "
+                f"{len(described.positions)} without a header"
+            )
+        sample = with_names(sample, described.positions)
+    layout = find_columns(sample.names, options, refuse, described)
+    kinds, types = csv_types(opened, sample, layout, options)
+    marked = marked_numbers(sample, layout, options, kinds, types)
+    if sample.has_repeats or (sample.has_header and (marked or kinds[str(layout.time_columns[0])] == "text")):
+        _drop_lines(opened, rb"\xef\xbb\xbf|" + re.escape(sample.header.encode()), sample)
     if sample.is_header_only:
         table = pa.table({name: pa.array([], kind) for name, kind in types.items()})
     else:
-        table = _parse(opened, sample, layout, options, kinds, types, track)
-    names = {str(i): layout.names[i] for i in layout.further} | {str(i): role for role, i in layout.roles.items()}
-    order = [*(str(i) for i in layout.roles.values()), *(str(i) for i in layout.further)]
-    table = aligned(table.select(order))
-    columns = {names[key]: table[key] for key in order}
+        table = _parse(opened, sample, layout, options, kinds, types, marked, track)
+    table = aligned(table)
+
+    def cell_error(message: str, row: int | None, column: int) -> BarsError:
+        line = None if row is None else blame.line_of(opened, sample, row)
+        return BarsError(message, path=source.name, line=line, column=layout.names[column])
+
+    columns = _by_role(table, layout, options, kinds, marked, decisions, source.file_name, cell_error)
     if "symbol" in columns:
         columns["symbol"] = _trimmed(columns["symbol"], refuse)
     decoded = Decoded(
@@ -87,16 +105,19 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
         True,
         lambda row: blame.line_of(opened, sample, row),
         n_rows=table.num_rows,
-        decisions=[*layout.decisions, _delimiter_decision(sample, options)],
+        decisions=[*decisions, *layout.decisions, _delimiter_decision(sample, options)],
         warnings=layout.warnings,
+        symbol=source.partition or (None if described is None else described.symbol_of(source.stem)),
     )
-    for key in order:
-        cells = [cells[int(key)].strip() for _, cells in sample.rows if len(cells) == len(sample.names)]
-        if kinds[key] == "number" and all(cell.lstrip("+-").isdigit() for cell in cells if cell not in NULL_WORDS):
-            warn_inexact(decoded, names[key])
+    names = {i: role for role, i in layout.roles.items()} | {i: layout.names[i] for i in layout.further}
+    for i, name in names.items():
+        cells = [cells[i].strip() for _, cells in sample.rows if len(cells) == len(sample.names)]
+        is_number = kinds[str(i)] == "number" and str(i) not in marked
+        if is_number and all(cell.lstrip("+-").isdigit() for cell in cells if cell not in NULL_WORDS):
+            warn_inexact(decoded, name)
     if opened.compression is None and table.num_rows:
         with opened.stream() as stream:
-            stream.seek(source.size_nbytes - 1)
+            stream.seek(opened.size_nbytes - 1)
             if stream.read(1) not in (b"\n", b"\r"):
                 decoded.warnings.append(
                     "the last line has no line end; if the file was cut there, its last value is wrong"
@@ -104,56 +125,66 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
     return decoded
 
 
+def _by_role(
+    table: pa.Table,
+    layout: Layout,
+    options: ReadOptions,
+    kinds: dict[str, Kind],
+    marked: set[str],
+    decisions: list[Decision],
+    file_name: str,
+    error: Callable[[str, int | None, int], BarsError],
+) -> dict[str, Column]:
+    """The parsed columns by role and name, text turned into times and numbers."""
+    described = layout.format
+    rule = NumberRule() if described is None else described.numbers
+    columns: dict[str, Column] = {}
+    numbers: dict[int, Column] = {}
+    if marked:
+        texts = {int(key): table[key] for key in sorted(marked, key=int)}
+        roles = {i: role for role, i in layout.roles.items()}
+        numbers, decision = read_marked(texts, rule, options, lambda i: number_hint(roles[i]), error)
+        decisions.append(decision)
+    for role, i in layout.roles.items():
+        if role == "time":
+            column = table[str(i)]
+            if kinds[str(i)] == "text":
+                texts_of_time = [table[str(each)] for each in layout.time_columns]
+                column, decision = read_times_text(texts_of_time, layout, options, error)
+                decisions.append(decision)
+            elif described is not None and described.time.unit == "ms of day":
+                column = time_of_day(column, described, file_name, error, i)
+                decisions.append(Decision("time", "milliseconds of the day", "the format; the date is in the name"))
+            columns[role] = column
+        else:
+            columns[role] = numbers[i] if i in numbers else table[str(i)]
+        if role in PRICES:
+            columns[role] = scaled(columns[role], rule.price_scale)
+    if rule.price_scale > 1:
+        decisions.append(Decision("price scale", f"divided by {rule.price_scale:,}", f"the format {described.name}"))  # type: ignore[union-attr]
+    for i in layout.further:
+        columns[layout.names[i]] = table[str(i)]
+    if any(column.num_chunks != table[0].num_chunks for column in columns.values()):
+        together = aligned(pa.table(columns))
+        columns = {name: together[name] for name in columns}
+    return columns
+
+
+def _drop_lines(opened: Opened, expression: bytes, sample: Sample) -> None:
+    """Empty the lines below the header that match."""
+    data = opened.read()
+    line_ends = re.compile(rb"\r\n|\n|\r")
+    start = 0
+    for _ in range(sample.header_line):
+        match = line_ends.search(data, start)
+        start = len(data) if match is None else match.end()
+    if re.search(rb"(?m)^(?:" + expression + rb")(?=\r?$)", data[start:]):
+        opened.replace(data[:start] + re.sub(rb"(?m)^(?:" + expression + rb")(?=\r?$)", b"", data[start:]))
+
+
 def _delimiter_decision(sample: Sample, options: ReadOptions) -> Decision:
     shown = "tab" if sample.delimiter == "\t" else sample.delimiter
     return Decision("delimiter", shown, "as told" if options.delimiter else "the header line")
-
-
-def _csv_types(opened: Opened, sample: Sample, layout: Layout) -> tuple[dict[str, Kind], dict[str, pa.DataType]]:
-    """What each column, named by its position, is and is parsed into; further columns of text leave the layout."""
-    kinds: dict[str, Kind] = {}
-    types: dict[str, pa.DataType] = {}
-    for role, i in layout.roles.items():
-        kinds[str(i)] = "time" if role == "time" else "text" if role == "symbol" else "number"
-        types[str(i)] = SYMBOLS if role == "symbol" else pa.float64()
-    types[str(layout.roles["time"])] = _time_type(opened, sample, layout.roles["time"])
-    for i in list(layout.further):
-        text = next((c[i] for _, c in sample.rows if len(c) == len(sample.names) and not is_number(c[i])), None)
-        if text is not None:
-            layout.further.remove(i)
-            layout.warnings.append(_text_column(layout.names[i], text))
-        else:
-            kinds[str(i)], types[str(i)] = "number", pa.float64()
-    return kinds, types
-
-
-def _text_column(name: str, cell: str) -> str:
-    return f"column {name!r} holds text ({cell.strip()[:40]!r}) and is left out"
-
-
-def _time_type(opened: Opened, sample: Sample, column: int) -> pa.DataType:
-    first: tuple[str, str] | None = None
-    needs_trimming = False
-    for line, cells in sample.rows:
-        if len(cells) != len(sample.names):
-            continue
-        cell = cells[column].strip()
-        needs_trimming |= cell != cells[column]
-        if cell in NULL_WORDS:
-            continue
-        form = time_form(cell)
-        message = None
-        if form is None:
-            message = cannot_tell(cell)
-        elif first is None:
-            first = (cell, form)
-        elif (form == "aware") != (first[1] == "aware") and "integer" not in (form, first[1]):
-            message = mixed_zones(cell, first[0])
-        if message is not None:
-            raise BarsError(message, path=opened.source.name, line=line, column=sample.names[column].strip())
-    if needs_trimming:
-        return pa.string()
-    return time_type(None if first is None else first[1])
 
 
 def _parse(
@@ -163,6 +194,7 @@ def _parse(
     options: ReadOptions,
     kinds: dict[str, Kind],
     types: dict[str, pa.DataType],
+    marked: set[str],
     track: Track,
 ) -> pa.Table:
     """The wanted columns, named by their positions."""
@@ -173,7 +205,7 @@ def _parse(
     def read(types: dict[str, pa.DataType]) -> pa.Table:
         segments = _segments(opened, track)
         # A block is a piece for all that follows; one a segment spares the overhead of more.
-        block = min(8 * _MiB, max(_MiB, opened.source.size_nbytes // (8 * thread_count())))
+        block = min(8 * _MiB, max(_MiB, opened.size_nbytes // (8 * thread_count())))
         if len(segments) > 1:
             block = min(_MOST_BLOCK_NBYTES, max(segment.size() for segment in segments) + 1)
 
@@ -202,6 +234,8 @@ def _parse(
             return parse(0)
         return pa.concat_tables(parallel(parse, range(len(segments)), done=tell, threads=thread_count()))
 
+    # Lines that were emptied, each once: parsing must end.
+    emptied: set[bytes] = set()
     while True:
         try:
             return read(types)
@@ -210,16 +244,35 @@ def _parse(
         except (pa.ArrowException, OSError):
             error = opened.damage() or blame.find_ragged(opened, sample)
             if error is not None:
-                raise error from None
+                footer = blame.footer(opened, sample)
+                if footer is not None:
+                    layout.warnings.append(f"the last line is no row and is left out: {footer.strip()[:80]!r}")
+                no_row = rb"[ \t]*#[^\r\n]*" if footer is None else re.escape(footer.encode())
+                if no_row in emptied:
+                    raise error from None
+                emptied.add(no_row)
+                _drop_lines(opened, no_row, sample)
+                continue
         texts: dict[str, pa.DataType] = {name: pa.binary() for name in types}
+        looked = {name: kind for name, kind in kinds.items() if name not in marked}
+        looked |= {name: "text" for name in marked}
         try:
-            faults = blame.find_faults(opened, sample, partial(read, texts), kinds, year_window(options.allow_years))
+            faults = blame.find_faults(opened, sample, partial(read, texts), looked, year_window(options.allow_years))
         except (pa.ArrowException, OSError):
             faults = {}
         roles = {str(i): role for role, i in layout.roles.items()}
         if not faults:
             raise BarsError("the file can't be read as CSV; it is damaged, or no CSV file", path=opened.source.name)
         wrong = min((name for name in faults if name in roles), key=lambda name: faults[name].row, default=None)
+        again = re.escape(sample.header.encode())
+        if wrong is not None and again not in emptied and faults[wrong].cell == layout.names[int(wrong)]:
+            emptied.add(again)
+            _drop_lines(opened, again, sample)
+            continue
+        if wrong is not None and roles[wrong] not in ("time", "symbol") and wrong not in marked:
+            marked.update(str(i) for role, i in layout.roles.items() if role not in ("time", "symbol"))
+            types.update(dict.fromkeys(marked, pa.string()))
+            continue
         if wrong is not None:
             raise BarsError(
                 faults[wrong].message + number_hint(roles[wrong]),
@@ -230,16 +283,16 @@ def _parse(
         for name, fault in faults.items():
             layout.further.remove(int(name))
             layout.warnings.append(
-                _text_column(layout.names[int(name)], fault.message.partition(" is no ")[0].strip("'\""))
+                text_column(layout.names[int(name)], fault.message.partition(" is no ")[0].strip("'\""))
             )
             del types[name], kinds[name]
 
 
 def _segments(opened: Opened, track: Track) -> list[pa.NativeFile]:
     """Streams that together hold the file; each but the first begins at the start of a line."""
-    size = opened.source.size_nbytes
+    size = opened.size_nbytes
     stream = opened.stream()
-    if opened.compression is not None or opened.source.filesystem is not None:
+    if opened.data is None and (opened.compression is not None or opened.source.filesystem is not None):
         track(opened.tell)
         return [stream]
     n_segments = max(1, min(size // _SEGMENT_NBYTES, 8 * thread_count()))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import codecs
-import csv
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+from stager.bars.formats import Format
 from stager.bars.options import PRICES, ROLES, ReadOptions, Role
-from stager.bars.sources import HEAD_NBYTES, Opened
+from stager.bars.wide_names import Wide, find_wide
 from stager.errors import BarsError
 
 TimeForm: TypeAlias = Literal["aware", "naive", "date", "integer"]
@@ -18,8 +17,14 @@ Refuse: TypeAlias = Callable[[str], BarsError]
 
 NULL_WORDS = ("", "null", "NULL", "None", "N/A", "NA", "#N/A", "-")
 TIME_NAMES = frozenset(
-    ("time", "timestamp", "datetime", "date time", "date", "ts", "open time", "ts event", "window start")
-)
+    (
+        "time", "timestamp", "datetime", "date time", "date", "ts", "open time", "ts event", "window start", "unix",
+        "gmt time", "utc time", "time (utc)", "time (gmt)", "date (utc)", "date (gmt)",
+    )
+)  # fmt: skip
+# A bar's end by its name.
+END_NAMES = frozenset(("close time", "end time", "time close", "time end", "window end"))
+VOLUME_NAMES = frozenset(("volume", "vol", "tickvol", "tick volume"))
 SYMBOL_NAMES = frozenset(("symbol", "ticker", "sym", "instrument", "asset", "code", "secid"))
 UNNAMED = frozenset(("", "__index_level_0__"))
 
@@ -27,7 +32,6 @@ _TIME = re.compile(
     r"\d{4}-\d\d-\d\d(?P<clock>[T ]\d\d(?::\d\d(?::\d\d(?:\.\d{1,9})?)?)?)?(?P<zone>Z|[+-]\d\d(?::?\d\d)?)?"
 )
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
-_SAMPLE_ROWS = 100
 
 
 @dataclass(frozen=True)
@@ -53,27 +57,20 @@ class Layout:
     roles: dict[Role, int]
     further: list[int]
     zone_in_name: bool = False
+    # Columns whose texts make up the time; more than one: joined by a blank.
+    time_columns: tuple[int, ...] = ()
+    format: Format | None = None
+    wide: Wide | None = None
     decisions: list[Decision] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Sample:
-    """The first lines of a CSV file."""
-
-    delimiter: str
-    names: tuple[str, ...]
-    header_line: int
-    rows: tuple[tuple[int, tuple[str, ...]], ...]
-    is_header_only: bool
-
-
 def normalise(name: str) -> str:
-    """Lower case, with blanks, underscores and dots alike."""
-    return re.sub(r"[\s_.]+", " ", name).strip().lower()
+    """Lower case, with blanks, underscores and dots alike, without the brackets of ``<DATE>``."""
+    return re.sub(r"[\s_.]+", " ", name).strip().lower().removeprefix("<").removesuffix(">")
 
 
-def find_columns(names: Sequence[str], options: ReadOptions, refuse: Refuse) -> Layout:
+def find_columns(names: Sequence[str], options: ReadOptions, refuse: Refuse, described: Format | None = None) -> Layout:
     """Tell the roles of columns by their names.
 
     Parameters
@@ -83,6 +80,8 @@ def find_columns(names: Sequence[str], options: ReadOptions, refuse: Refuse) -> 
     options : ReadOptions
     refuse : callable
         Makes the error of a message.
+    described : Format, optional
+        The format of the file; what it says comes before the usual names, and after what was told.
 
     Raises
     ------
@@ -95,20 +94,43 @@ def find_columns(names: Sequence[str], options: ReadOptions, refuse: Refuse) -> 
         raise refuse(f"the column name {twice[0]!r} stands {names.count(twice[0])} times; rename or remove all but one")
     plain = [normalise(name) for name in names]
     roles: dict[Role, int] = {}
+    times: tuple[int, ...] = ()
     for role in ROLES:
         if role in options.columns:
-            roles[role] = _told(role, options.columns[role].strip(), names, plain, refuse)
+            told_names = options.columns[role].strip()
+            parts = [told_names] if role != "time" or told_names in names else told_names.split("+")
+            found = [_told(role, part.strip(), names, plain, refuse) for part in parts]
+            roles[role], times = found[0], tuple(found) if role == "time" else times
+    for role in ROLES:
+        if described is not None and role not in roles and described.names_of(role):
+            found = [plain.index(normalise(each)) for each in described.names_of(role) if normalise(each) in plain]
+            if role == "volume" and len(found) > 1:
+                raise refuse(_which(role, [names[i] for i in found]))
+            if found:
+                roles[role], times = found[0], tuple(found) if role == "time" else times
     letters = all(letter in plain for letter in "ohlc") and not any(role in plain for role in PRICES)
     for role in ROLES:
         if role not in roles:
             found = [i for i in _candidates(role, plain, letters) if i not in roles.values()]
-            if len(found) > 1:
-                both = " and ".join(repr(names[i]) for i in found)
-                hint = " (a date and a time of day in two columns are not read)" if role == "time" else ""
-                raise refuse(f"columns {both} could both be the {role}; name one with --column {role}=NAME{hint}")
-            if found:
+            if role == "time" and sorted(plain[i] for i in found) == ["date", "time"]:
+                found.sort(key=lambda i: plain[i])
+                roles[role], times = found[0], tuple(found)
+            elif len(found) > 1:
+                raise refuse(_which(role, [names[i] for i in found]))
+            elif found:
                 roles[role] = found[0]
+    if "time" not in roles and (ends := [i for i, name in enumerate(plain) if name in END_NAMES]):
+        if options.label is None:
+            raise refuse(
+                f"the column {names[ends[0]]!r} seems to mark the end of its bar; say so with --label close, or that "
+                "it marks the start with --label open"
+            )
+        roles["time"] = ends[0]
     missing = [role for role in ("time", *PRICES) if role not in roles]
+    wide = find_wide(names, options.field) if len(missing) >= len(PRICES) else None
+    if wide is not None:
+        missing = [role for role in missing if role == "time"]
+        roles = {role: i for role, i in roles.items() if role == "time"}
     if missing:
         # Without a column of its own the time may be the index that pandas writes first and without a name.
         unnamed = [i for i, name in enumerate(plain) if names[i] in UNNAMED and (i == 0 or name)]
@@ -118,22 +140,30 @@ def find_columns(names: Sequence[str], options: ReadOptions, refuse: Refuse) -> 
             raise refuse(
                 f"there is no column for {', '.join(missing)}; the columns are {_listed(names)}; name it with "
                 + " ".join(f"--column {role}=NAME" for role in missing)
+                + ("; if every column is a symbol, say what its cells hold with --field close" * (missing == [*PRICES]))
             )
-    layout = Layout(names, roles, [])
+    layout = Layout(names, roles, [], time_columns=times or (roles["time"],), format=described)
     time = plain[roles["time"]]
-    layout.zone_in_name = time.endswith(" utc") and time.removesuffix(" utc") in TIME_NAMES
+    layout.zone_in_name = (time.endswith(" utc") and time.removesuffix(" utc") in TIME_NAMES) or (
+        time in TIME_NAMES and bool(re.search(r"^(gmt|utc) |\((gmt|utc)\)$", time))
+    )
     told = [role for role in ROLES if role in options.columns]
     layout.decisions.append(
         Decision(
             "columns",
             ", ".join(f"{role}={names[roles[role]]!r}" for role in ROLES if role in roles),
-            "the names in the file" + (f"; {', '.join(told)} as told" if told else ""),
+            ("the names in the file" if described is None else f"the format {described.name}")
+            + (f"; {', '.join(told)} as told" if told else ""),
         )
     )
+    if wide is not None:
+        layout.wide = wide
+        layout.further = sorted({i for each in wide.symbols.values() for i in each.values()})
+        return layout
     if "volume" not in roles:
         layout.decisions.append(Decision("volume", "none", "no column is named volume"))
     for i, name in enumerate(names):
-        if i in roles.values():
+        if i in roles.values() or i in layout.time_columns:
             continue
         if name in UNNAMED:
             layout.warnings.append(f"column {i + 1} has no name and is left out")
@@ -160,94 +190,22 @@ def _candidates(role: Role, plain: Sequence[str], letters: bool) -> list[int]:
         found = [i for i, name in enumerate(plain) if name.removesuffix(" utc") in TIME_NAMES]
         return found or [i for i, name in enumerate(plain) if letters and name == "t"]
     if role == "symbol":
-        return [i for i, name in enumerate(plain) if name in SYMBOL_NAMES]
-    return [i for i, name in enumerate(plain) if name == role or (letters and name == role[0])]
+        found = [i for i, name in enumerate(plain) if name in SYMBOL_NAMES]
+        return found or [i for i, name in enumerate(plain) if name == "instrument id"]
+    found = [i for i, name in enumerate(plain) if name == role or (letters and name == role[0])]
+    if role == "volume" and not found:
+        found = [i for i, name in enumerate(plain) if name in VOLUME_NAMES or name.startswith("volume ")]
+    return found
+
+
+def _which(role: Role, names: Sequence[str]) -> str:
+    several, all_of = " and ".join(repr(name) for name in names), "both" if len(names) == 2 else "all"
+    return f"columns {several} could {all_of} be the {role}; name one with --column {role}=NAME"
 
 
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(repr(name) for name in names[:20])
     return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-
-
-def sample_csv(opened: Opened, options: ReadOptions) -> Sample:
-    """Header line, delimiter and first rows of a CSV file.
-
-    Raises
-    ------
-    BarsError
-        If it is no UTF-8 text, has no delimiter, or begins with data instead of a header.
-    """
-    name = opened.source.name
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    try:
-        text = decoder.decode(opened.head, final=opened.is_whole)
-    except UnicodeDecodeError as error:
-        before = opened.head[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        raise not_utf8(name, before.count(b"\n") + 1, opened.head[error.start]) from None
-    lines = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
-    if not opened.is_whole:
-        lines.pop()
-    header_line = next((i for i, line in enumerate(lines, start=1) if line.strip()), None)
-    if header_line is None:
-        raise BarsError(f"the first line is longer than {HEAD_NBYTES} bytes; this is no CSV file of bars", path=name)
-    header = lines[header_line - 1]
-    delimiter = options.delimiter or max(",;\t|", key=_outside_quotes(header).count)
-    if delimiter not in header:
-        raise BarsError(
-            f"the header line {header.strip()[:80]!r} holds "
-            + (f"no {delimiter!r}" if options.delimiter else "none of the delimiters , ; | and tab")
-            + "; say what stands between the fields with --delimiter",
-            path=name,
-            line=header_line,
-        )
-    rows: list[tuple[int, tuple[str, ...]]] = []
-    names = tuple(fields(header, delimiter))
-    for number, line in enumerate(lines[header_line:], start=header_line + 1):
-        if is_blank(line, delimiter, len(names)):
-            continue
-        if len(rows) == _SAMPLE_ROWS:
-            break
-        rows.append((number, tuple(fields(line, delimiter))))
-    if _is_data(names):
-        raise BarsError(
-            f"the first line is data, not a header: {header.strip()[:80]!r}; put a line of column names before it, "
-            "such as time,open,high,low,close,volume",
-            path=name,
-            line=header_line,
-        )
-    return Sample(delimiter, names, header_line, tuple(rows), not rows and opened.is_whole)
-
-
-def not_utf8(path: str, line: int, byte: int) -> BarsError:
-    """The error of a line that is no UTF-8."""
-    return BarsError(f"is no UTF-8 text (byte 0x{byte:02x}); save the file as UTF-8", path=path, line=line)
-
-
-def fields(line: str, delimiter: str) -> list[str]:
-    """The fields of one line."""
-    if '"' not in line:
-        return line.split(delimiter)
-    try:
-        return next(csv.reader([line], delimiter=delimiter), [""])
-    except csv.Error:
-        return line.split(delimiter)
-
-
-def is_blank(line: str, delimiter: str, n_fields: int) -> bool:
-    """Whether a line holds no row: nothing, or blanks that are no fields."""
-    return not line or (not line.strip(" \t") and line.count(delimiter) + 1 != n_fields)
-
-
-def _outside_quotes(line: str) -> str:
-    return re.sub(r'"[^"]*"', "", line)
-
-
-def _is_data(names: Sequence[str]) -> bool:
-    """Whether a header line looks like a row: numbers, or a time and a number."""
-    cells = [name.strip() for name in names if name.strip()]
-    n_numbers = sum(is_number(cell) and cell not in NULL_WORDS for cell in cells)
-    n_times = sum(time_form(cell) is not None for cell in cells)
-    return n_numbers >= 3 or (n_numbers >= 1 and n_times > n_numbers)
 
 
 def is_number(cell: str) -> bool:
@@ -273,6 +231,8 @@ def time_form(cell: str) -> TimeForm | None:
 
 def cannot_tell(cell: str) -> str:
     """The message about a time that is no known form."""
+    if re.fullmatch(r"[+-]?\d(\.\d+)?[eE]\+?\d+", cell):
+        return f"the time {cell!r} lost its last digits in a spreadsheet; get the file again, and don't save it there"
     return (
         f"can't tell what time {cell!r} is; write ISO 8601 such as 2024-05-06T13:30:00Z, a date such as 2024-05-06, or "
         "whole seconds, milliseconds, microseconds or nanoseconds since 1970"

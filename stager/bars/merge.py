@@ -49,6 +49,27 @@ class Merged:
     notes: Notes
 
 
+@dataclass(frozen=True)
+class Unified:
+    """All rows as they came.
+
+    Attributes
+    ----------
+    symbols : tuple of str
+        Sorted.
+    codes : list of list of ndarray
+        Each row's place in ``symbols``, for each input and chunk.
+    times : list of Times
+        Of each input: UTC instants or session dates.
+    timestamps : {"utc", "session"}
+    """
+
+    symbols: tuple[str, ...]
+    codes: list[list[Codes]]
+    times: list[Times]
+    timestamps: Timestamps
+
+
 def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
     """Bring inputs to one set of columns, symbol numbers and UTC times, and check their rows.
 
@@ -58,10 +79,35 @@ def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
         If they don't fit together, a zone is missing or wrong, or a row is wrong.
     """
     notes = Notes()
-    for one in inputs:
-        for decision in one.decisions:
-            notes.decide(decision.what, decision.value, decision.source)
+    _note_decisions(notes, inputs)
     names, empty = _common_columns(inputs)
+    for one in inputs:
+        wide = one.layout.wide
+        lacking = [
+            role for role in PRICES if wide is not None and not any(role in each for each in wide.symbols.values())
+        ]
+        if lacking:
+            raise one.error(
+                f"the file holds no {', '.join(lacking)}, and a bar has all of open, high, low and close; join the "
+                "files of the fields to one, with columns such as AAPL:open and AAPL:close"
+            )
+    unified = unify(inputs, options, notes)
+    _note_decisions(notes, inputs)
+    checked = _check_all(inputs, unified.symbols, unified.codes, unified.times, names, options)
+    _add_warnings(notes, inputs)
+    notes.warnings += describe([part for parts in checked for part in parts], names)
+    all_midnight = all(each.all_midnight for each in unified.times)
+    return Merged(unified.symbols, names, empty, checked, unified.timestamps, all_midnight, notes)
+
+
+def unify(inputs: Sequence[Decoded], options: ReadOptions, notes: Notes) -> Unified:
+    """One set of symbol numbers, and UTC times, for all rows as they came; what was decided goes to ``notes``.
+
+    Raises
+    ------
+    BarsError
+        If inputs don't fit together, or a zone is missing or wrong.
+    """
     symbols, codes = symbol_numbers.encode(_symbol_columns(inputs, options, notes))
     years = year_window(options.allow_years)
 
@@ -69,14 +115,25 @@ def merge(inputs: Sequence[Decoded], options: ReadOptions) -> Merged:
         return read_times(one.columns["time"], years, one.is_text, lambda text, row: one.error(text, row, "time"))
 
     times = [times_of(one) for one in inputs]
-    for each in times:
-        notes.decide(each.decision.what, each.decision.value, each.decision.source)
-    timestamps = settle_zone(inputs, times, codes, options, notes)
-    checked = _check_all(inputs, symbols, codes, times, names, options)
-    _add_warnings(notes, inputs)
-    notes.warnings += describe([part for parts in checked for part in parts], names)
-    all_midnight = all(each.all_midnight for each in times)
-    return Merged(symbols, names, empty, checked, timestamps, all_midnight, notes)
+    for one, each in zip(inputs, times, strict=True):
+        if not any(decision.what == "time" for decision in one.decisions):
+            one.decisions.append(each.decision)
+    return Unified(symbols, codes, times, settle_zone(inputs, times, codes, options, notes))
+
+
+def _note_decisions(notes: Notes, inputs: Sequence[Decoded]) -> None:
+    """Every decision once; those that differ from file to file with the files they hold for."""
+    files: dict[tuple[str, str], list[str]] = {}
+    for one in inputs:
+        for decision in one.decisions:
+            files.setdefault((decision.what, decision.value), []).append(one.name)
+    for one in inputs:
+        for decision in one.decisions:
+            named = files[decision.what, decision.value]
+            source = decision.source
+            if len(named) < len(inputs):
+                source += f"; in {named[0]}" + (f" and {len(named) - 1} more" if len(named) > 1 else "")
+            notes.decide(decision.what, decision.value, source)
 
 
 def _add_warnings(notes: Notes, inputs: Sequence[Decoded]) -> None:
@@ -127,6 +184,9 @@ def _symbol_columns(inputs: Sequence[Decoded], options: ReadOptions, notes: Note
         elif options.symbol is not None:
             notes.decide("symbol", options.symbol, "as told")
             columns.append(symbol_numbers.constant(options.symbol, lengths))
+        elif one.symbol is not None:
+            notes.decide("symbol", one.symbol, "the path")
+            columns.append(symbol_numbers.constant(one.symbol, lengths))
         elif one.stem is not None and len(inputs) == 1:
             notes.decide("symbol", one.stem, "the file's name")
             columns.append(symbol_numbers.constant(one.stem, lengths))

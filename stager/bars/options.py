@@ -29,8 +29,9 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         IANA zone or fixed offset such as ``"-05:00"`` of time stamps that carry none.
     symbol : str, optional
         The symbol of input without a symbol column.
-    label : {"open", "close"}
-        What a time stamp marks; ``"close"`` stamps are shifted back by the interval.
+    label : {"open", "close"}, optional
+        What a time stamp marks; ``"close"`` stamps are shifted back by the interval. None: as the format says, else
+        open.
     interval : str, optional
         ``"1min"``, ``"5min"``, ``"1h"``, ``"1d"``, ``"1w"``, ``"1mo"``, ``"30s"``; None: inferred.
     allow_years : tuple of int, optional
@@ -41,6 +42,18 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         Character between the fields of a CSV file; None: taken from the header line.
     adjustment : {"raw", "split", "total", "unknown"}
         What prices and volume are adjusted for.
+    format : str, optional
+        Name of a format, or path of its TOML file; None: found by the files' names, headers and first rows.
+    time_pattern : str, optional
+        How times are written, such as ``"%d.%m.%Y %H:%M"``.
+    date_order : {"dmy", "mdy"}, optional
+        Whether the day or the month stands first.
+    encoding : str, optional
+        Of text that is no UTF-8.
+    decimal, thousands : str, optional
+        The marks before a fraction and between thousands.
+    field : {"open", "high", "low", "close", "volume"}, optional
+        What the cells of a file with one column for each symbol hold.
 
     Raises
     ------
@@ -51,12 +64,19 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     columns: dict[str, str] = {}
     zone: str | None = None
     symbol: str | None = None
-    label: Literal["open", "close"] = "open"
+    label: Literal["open", "close"] | None = None
     interval: str | None = None
     allow_years: tuple[int, int] | None = None
     nan: Literal["error", "null"] = "error"
     delimiter: str | None = None
     adjustment: Literal["raw", "split", "total", "unknown"] = "unknown"
+    format: str | None = None
+    time_pattern: str | None = None
+    date_order: Literal["dmy", "mdy"] | None = None
+    encoding: str | None = None
+    decimal: Literal[".", ","] | None = None
+    thousands: str | None = None
+    field: Literal["open", "high", "low", "close", "volume"] | None = None
 
     def __post_init__(self) -> None:
         for role, name in self.columns.items():
@@ -71,12 +91,15 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         if self.symbol is not None and not self.symbol.strip():
             raise ConfigError("symbol is empty; give the symbol's name")
         for field, value, allowed in (
-            ("label", self.label, ("open", "close")),
+            ("label", self.label, (None, "open", "close")),
+            ("date_order", self.date_order, (None, "dmy", "mdy")),
+            ("decimal", self.decimal, (None, ".", ",")),
+            ("field", self.field, (None, "open", "high", "low", "close", "volume")),
             ("nan", self.nan, ("error", "null")),
             ("adjustment", self.adjustment, ("raw", "split", "total", "unknown")),
         ):
             if value not in allowed:
-                raise ConfigError(f"{field} is {value!r}; allowed are {', '.join(allowed)}")
+                raise ConfigError(f"{field} is {value!r}; allowed are {', '.join(filter(None, allowed))}")
         if self.delimiter is not None and (len(self.delimiter.encode()) != 1 or self.delimiter in '\r\n"'):
             raise ConfigError(f"delimiter is {self.delimiter!r}; give one character such as , ; | or a tab")
         if self.allow_years is not None:
@@ -90,3 +113,15 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             Interval.parse(self.interval)
         if self.zone is not None:
             Zone.parse(self.zone)
+        if self.encoding is not None:
+            check_encoding(self.encoding)
+        if self.decimal is not None and self.decimal in (self.thousands or ""):
+            raise ConfigError(f"decimal and thousands are both {self.decimal!r}; a mark is one or the other")
+
+
+def check_encoding(encoding: str) -> None:
+    """Raise ConfigError unless text can be decoded so."""
+    try:
+        "".encode(encoding)
+    except LookupError:
+        raise ConfigError(f"encoding is {encoding!r}, which is unknown; write utf-8, utf-16, latin-1 or gbk") from None

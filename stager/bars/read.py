@@ -20,7 +20,7 @@ from stager.bars.detect import Decision
 from stager.bars.interval import Interval
 from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
-from stager.bars.settle import Timestamps, settle_interval, time_text
+from stager.bars.settle import Timestamps, settle_adjustment, settle_interval, settle_label, time_text
 from stager.bars.sources import BarFile, PathLike, find
 from stager.bars.threads import parallel, thread_count
 from stager.errors import BarsError
@@ -161,7 +161,7 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
     BarsError
         If the input can't be read as bars, naming file, line, column, value and remedy.
     """
-    inputs = [decode_table(source, options)] if isinstance(source, pa.Table) else _decode_all(source, options, progress)
+    inputs = [decode_table(source, options)] if isinstance(source, pa.Table) else decode_all(source, options, progress)
     path = inputs[0].name if len(inputs) == 1 else None
     merged = merge(inputs, options)
     pieces = [part.piece for parts in merged.checked for part in parts]
@@ -184,9 +184,9 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
     symbols = tuple(symbol for symbol, has in zip(merged.symbols, has_rows, strict=True) if has)
     notes = merged.notes
     interval, timestamps = settle_interval(
-        arranged, symbols, merged.timestamps, merged.all_midnight, options, notes, path
+        arranged, symbols, merged.timestamps, merged.all_midnight, options, settle_label(inputs, options), notes, path
     )
-    notes.decide("adjustment", options.adjustment, "not told" if options.adjustment == "unknown" else "as told")
+    adjustment = settle_adjustment(inputs, options, notes)
     return Bars(
         arranged=arranged,
         names=tuple(merged.names),
@@ -195,7 +195,7 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
         counts=arranged.counts,
         interval=interval,
         timestamps=timestamps,
-        adjustment=options.adjustment,
+        adjustment=adjustment,
         decisions=tuple(notes.decisions),
         inputs=tuple(
             InputFile(one.name, one.size_nbytes, one.n_rows, n) for one, n in zip(inputs, n_dropped, strict=True)
@@ -206,7 +206,8 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
     )
 
 
-def _decode_all(source: Any, options: ReadOptions, progress: Progress | None) -> list[Decoded]:
+def decode_all(source: Any, options: ReadOptions, progress: Progress | None = None) -> list[Decoded]:
+    """The columns of every file meant by ``source``, in their order; raises as :func:`read`."""
     sources = find(source)
     if len(sources) == 1 and progress is None:
         return [decode(sources[0], options, lambda tell: None)]

@@ -80,11 +80,18 @@ def settle_zone(
         return "session"
     for number, (one, each) in enumerate(zip(inputs, times, strict=True)):
         if one.n_rows:
-            each.parts = _localise(one, each, codes[number], zone, notes)
+            described = one.layout.format
+            if zone is None and described is not None and described.time.zone is not None:
+                source = f"the format {described.name}"
+                each.parts = _localise(one, each, codes[number], Zone.parse(described.time.zone), source, notes)
+            else:
+                each.parts = _localise(one, each, codes[number], zone, "as told", notes)
     return "utc"
 
 
-def _localise(one: Decoded, times: Times, codes: Sequence[Codes], zone: Zone | None, notes: Notes) -> list[Int64]:
+def _localise(
+    one: Decoded, times: Times, codes: Sequence[Codes], zone: Zone | None, source: str, notes: Notes
+) -> list[Int64]:
     name = one.layout.names[one.layout.roles["time"]]
     if one.layout.zone_in_name:
         if zone is not None and not zone.is_utc:
@@ -103,7 +110,7 @@ def _localise(one: Decoded, times: Times, codes: Sequence[Codes], zone: Zone | N
             times.first_clock_row,
             "time",
         )
-    notes.decide("zone", zone.name, "as told")
+    notes.decide("zone", zone.name, source)
     if zone.is_utc:
         return times.parts
 
@@ -119,6 +126,7 @@ def settle_interval(
     timestamps: Timestamps,
     all_midnight: bool,
     options: ReadOptions,
+    label: tuple[Literal["open", "close"], str],
     notes: Notes,
     path: str | None,
 ) -> tuple[Interval | None, Timestamps]:
@@ -142,15 +150,67 @@ def settle_interval(
             shown = ", ".join(f"{symbols[number]} ({Interval.fixed(step).text})" for number, step in deviants[:10])
             more = f" and {len(deviants) - 10} more" if len(deviants) > 10 else ""
             notes.warnings.append(f"the most frequent step of some symbols is not {interval.text}: {shown}{more}")
-    if options.label == "close" and interval is not None:
-        arranged.times = interval.opened(arranged.times)
-        notes.decide("label", "close", f"as told; shifted back by {interval.text} to the open")
+    value, source = label
+    if value == "close" and interval is not None:
+        arranged.times = interval.opened(arranged.times + _missing_to_the_close(arranged.times))
+        notes.decide("label", "close", f"{source}; shifted back by {interval.text} to the open")
     else:
-        notes.decide("label", options.label, "as told" if options.label == "close" else "not told; assumed")
+        if options.label is None and len(arranged.times) and _missing_to_the_close(arranged.times):
+            raise BarsError(
+                f"every time ends just before a second is full, as in {time_text(int(arranged.times[0]))}, so it seems "
+                "to mark the end of its bar; say so with --label close, or --label open",
+                path=path,
+            )
+        notes.decide("label", value, source)
         if timestamps == "utc" and all_midnight and interval is not None and interval.is_session:
             notes.decide("timestamps", "session dates", "all times are at 00:00 UTC, a day or more apart")
             timestamps = "session"
     return interval, timestamps
+
+
+def _missing_to_the_close(times: Int64) -> int:
+    """What all times lack to a full second, where they end in .999, .999999 or .999999999; else 0."""
+    # Nearly always the first time tells that there is nothing.
+    steps = [step for step in (10**6, 10**3, 1) if len(times) and (int(times[0]) + step) % 10**9 == 0]
+    return next((step for step in steps if not np.any((times + step) % 10**9)), 0)
+
+
+def settle_label(inputs: Sequence[Decoded], options: ReadOptions) -> tuple[Literal["open", "close"], str]:
+    """What a time marks, and from what that is known.
+
+    Raises
+    ------
+    BarsError
+        If the formats of two inputs differ in it.
+    """
+    if options.label is not None:
+        return options.label, "as told"
+    formats = [None if one.layout.format is None else one.layout.format for one in inputs]
+    labels = ["open" if each is None else each.label for each in formats]
+    if labels.count("close") not in (0, len(labels)):
+        odd = labels.index("close" if labels[0] == "open" else "open")
+        raise inputs[odd].error(
+            f"its times mark the {labels[odd]} of a bar, and those of {inputs[0].name} don't; read them apart"
+        )
+    if "close" in labels and formats[0] is not None:
+        return "close", f"the format {formats[0].name}"
+    return "open", "not told; assumed" if formats[0] is None else f"the format {formats[0].name}"
+
+
+def settle_adjustment(
+    inputs: Sequence[Decoded], options: ReadOptions, notes: Notes
+) -> Literal["raw", "split", "total", "unknown"]:
+    """What prices are adjusted for: as told, else as the formats of all inputs say."""
+    if options.adjustment != "unknown":
+        notes.decide("adjustment", options.adjustment, "as told")
+        return options.adjustment
+    known = {"unknown" if one.layout.format is None else one.layout.format.adjustment for one in inputs}
+    if len(known) == 1 and known != {"unknown"}:
+        value = known.pop()
+        notes.decide("adjustment", value, "the format")
+        return value
+    notes.decide("adjustment", "unknown", "not told")
+    return "unknown"
 
 
 def time_text(nanoseconds: int) -> str:

@@ -10,18 +10,25 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from stager.bars.unpack import to_utf8, unzipped
 from stager.errors import BarsError
 
 PathLike: TypeAlias = str | os.PathLike[str]
 Compression: TypeAlias = Literal["gzip", "zstd"]
-Content: TypeAlias = Literal["text", "parquet"]
+Content: TypeAlias = Literal["text", "parquet", "arrow", "json"]
 
-ENDINGS = (".csv", ".csv.gz", ".csv.zst", ".txt", ".parquet", ".pq")
-_STEM = re.compile(r"(\.(csv|txt|tsv|parquet|pq|gz|gzip|zst|zstd))+$", re.IGNORECASE)
+ENDINGS = (
+    ".csv", ".csv.gz", ".csv.zst", ".csv.zip", ".txt", ".tsv", ".parquet", ".pq", ".json", ".json.gz", ".feather",
+    ".arrow", ".zip",
+)  # fmt: skip
+_STEM = re.compile(
+    r"(\.(csv|txt|tsv|parquet|pq|json|jsonl|ndjson|feather|arrow|gz|gzip|zst|zstd|zip))+$", re.IGNORECASE
+)
 _URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 HEAD_NBYTES = 1 << 18
@@ -30,9 +37,6 @@ _COMPRESSIONS: tuple[tuple[bytes, Compression], ...] = (
     (b"\x28\xb5\x2f\xfd", "zstd"),
 )
 _OTHERS = (
-    (b"PK\x03\x04", "a zip archive (or an Excel file); unpack it, or save the sheet as CSV"),
-    (b"ARROW1", "an Arrow IPC (Feather) file; read it with pyarrow and hand over the table, or save it as Parquet"),
-    (b"FEA1", "an old Feather file; save it as Parquet"),
     (b"ORC", "an ORC file; save it as Parquet"),
     (b"BZh", "compressed with bzip2; unpack it, or use gzip or zstd"),
     (b"\xfd7zXZ\x00", "compressed with xz; unpack it, or use gzip or zstd"),
@@ -71,8 +75,21 @@ class BarFile:
     @property
     def stem(self) -> str:
         """The file's name without its known endings: ``6EH4`` of ``data/6EH4.csv.gz``."""
-        base = re.split(r"[/\\]", self.path)[-1]
-        return _STEM.sub("", base) or base
+        return _STEM.sub("", self.file_name) or self.file_name
+
+    @property
+    def file_name(self) -> str:
+        """The last part of the path."""
+        return re.split(r"[/\\]", self.path)[-1]
+
+    @property
+    def partition(self) -> str | None:
+        """The symbol in a folder's name such as ``symbol=AAPL``."""
+        for part in reversed(re.split(r"[/\\]", self.path)[:-1]):
+            key, sign, value = part.partition("=")
+            if sign and value and key.lower() in ("symbol", "ticker"):
+                return unquote(value)
+        return None
 
 
 @dataclass
@@ -85,9 +102,37 @@ class Opened:
     head: bytes
     is_whole: bool
     tell: Callable[[], int] = field(default=lambda: 0)
+    # The content, where it had to be rewritten before parsing; then it is not compressed.
+    data: bytes | None = None
+
+    @property
+    def size_nbytes(self) -> int:
+        """Bytes to parse, of an uncompressed input."""
+        return self.source.size_nbytes if self.data is None else len(self.data)
+
+    def read(self) -> bytes:
+        """All unpacked bytes.
+
+        Raises
+        ------
+        BarsError
+            If a compressed file is damaged.
+        """
+        try:
+            with self.stream() as stream:
+                return bytes(stream.read())
+        except (OSError, pa.ArrowException):
+            raise damaged(self.source, self.compression or "") from None
+
+    def replace(self, data: bytes) -> None:
+        """Parse these bytes from now on. Rewriting keeps the lines, so that errors name the file's own."""
+        self.data, self.compression = data, None
+        self.head, self.is_whole = data[:HEAD_NBYTES], len(data) <= HEAD_NBYTES
 
     def stream(self) -> pa.NativeFile:
         """A new stream of the unpacked bytes; ``tell`` then gives how many packed bytes were read."""
+        if self.data is not None:
+            return pa.BufferReader(self.data)
         raw = self.source.open()
         self.tell = raw.tell
         if self.compression is None:
@@ -140,7 +185,16 @@ def _find_one(name: str) -> list[BarFile]:
     path = Path(name)
     try:
         if path.is_dir():
-            files = sorted(entry.name for entry in path.iterdir() if _is_bar_file(entry.name) and entry.is_file())
+            folders = [entry for entry in path.iterdir() if "=" in entry.name and entry.is_dir()]
+            if folders:
+                return [
+                    _local(str(file))
+                    for file in sorted(path.glob("*=*/**/*"))
+                    if _is_bar_file(file.name) and file.is_file()
+                ]
+            files = _without_notes(
+                sorted(entry.name for entry in path.iterdir() if _is_bar_file(entry.name) and entry.is_file())
+            )
             if not files:
                 raise BarsError(_no_bar_files("the directory"), path=name)
             return [_local(os.path.join(name, file)) for file in files]
@@ -189,6 +243,11 @@ def _find_uri(uri: str) -> list[BarFile]:
     return [BarFile(uri, info.size or 0, path, filesystem)]
 
 
+def _without_notes(names: list[str]) -> list[str]:
+    """The names without JSON, which beside other bar files holds notes about them."""
+    return [name for name in names if not name.lower().endswith((".json", ".json.gz"))] or names
+
+
 def _is_bar_file(name: str) -> bool:
     return name.lower().endswith(ENDINGS) and not name.startswith((".", "_"))
 
@@ -207,8 +266,8 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"\s*\[errno \d+\].*?:\s*", " ", detail, flags=re.IGNORECASE)[:200] or type(error).__name__
 
 
-def look(source: BarFile) -> Opened:
-    """Read the first bytes and tell what the file is.
+def look(source: BarFile, encoding: str | None = None) -> Opened:
+    """Read the first bytes and tell what the file is; text of an encoding other than UTF-8 is decoded.
 
     Raises
     ------
@@ -232,15 +291,21 @@ def look(source: BarFile) -> Opened:
                 opened.is_whole = len(opened.head) < HEAD_NBYTES or not stream.read(1)
         except (OSError, pa.ArrowException):
             raise damaged(source, compression) from None
+    if opened.head.startswith(b"PK\x03\x04"):
+        opened.replace(unzipped(opened.read(), source.name))
     head = opened.head
     if head.startswith(b"PAR1"):
         opened.content = "parquet"
         return opened
+    if head.startswith((b"ARROW1", b"FEA1")):
+        opened.content = "arrow"
+        return opened
     for magic, what in _OTHERS:
         if head.startswith(magic):
             raise refuse(f"the file is {what}")
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise refuse("the file is UTF-16 text; save it as UTF-8")
+    if encoding is not None or head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        opened.replace(to_utf8(opened.read(), encoding or "utf-16", source.name))
+        head = opened.head
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     start = text[:64].lower()
     if not text and opened.is_whole:
@@ -250,11 +315,12 @@ def look(source: BarFile) -> Opened:
     if start.startswith((b"<!doctype", b"<html", b"<head", b"<body", b"<?xml")):
         raise refuse("the file is an HTML or XML page, most likely an error page of a server; get the data again")
     if start.startswith((b"{", b"[")):
-        raise refuse("the file is JSON, which is not read; if it is an error message, get the data again")
+        opened.content = "json"
+        return opened
     if b"\0" in head:
         half = head[: len(head) // 2 * 2]
         if half and (half[1::2].count(0) * 2 > len(half) // 2 or half[::2].count(0) * 2 > len(half) // 2):
-            raise refuse("the file looks like UTF-16 text; save it as UTF-8")
+            raise refuse("the file looks like UTF-16 text without its mark; say --encoding utf-16-le or utf-16-be")
         raise refuse("the file holds NUL bytes: it is no text, or damaged")
     if source.path.lower().endswith((".parquet", ".pq")):
         raise refuse("the file is named Parquet but doesn't begin as one; it is damaged, or something else")

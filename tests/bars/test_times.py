@@ -144,16 +144,16 @@ def test_closes_are_shifted_by_the_interval(read_text: ReadText) -> None:
     ("cells", "words"),
     [
         (("03/08/2024 15:59", "03/08/2024 16:00"), "'03/08/2024 15:59'"),
-        (("1.71500E+12", "1.71500E+12"), "can't tell"),
+        (("1.71500E+12", "1.71500E+12"), "can't tell|lost its last digits"),
         (("34200000", "34260000"), "34200000 is neither"),
         (("1715002200", "1715002260000"), "two units are mixed: 1715002200 would be seconds"),
         (("20240230", "20240301"), "20240230 is neither"),
-        (("12:30", "12:31"), "can't tell"),
+        (("12:30", "12:31"), "can't tell|lost its last digits"),
         (("2024-05-06T13:30:00", "2024-05-06T13:31:00Z"), "mixed"),
         (("2024-05-06", "2024-05-06T13:31:00Z"), "mixed"),
         (("2099-01-01T00:00:00Z", "2099-01-01T00:01:00Z"), "1980 to"),
         (("-5", "-4"), "-5 is neither"),
-        (("99999999999999999999", "1"), "can't tell"),
+        (("99999999999999999999", "1"), "can't tell|lost its last digits"),
     ],
 )
 def test_times_that_cannot_be_told(read_text: ReadText, cells: tuple[str, str], words: str) -> None:
