@@ -69,18 +69,22 @@ def jumps_into(select: Select, symbol: str, before: int, after: int) -> bool:
     """Whether a roll or split takes effect after one bar and not after the next."""
     tables = [table for table in (select.rolls, select.splits) if table is not None]
     return any(
-        event["symbol"] == symbol and before < event["time"].value <= after and event.get("ratio") != 1
+        event["symbol"] == symbol and before < event["time"] <= after and event.get("ratio") != 1
         for table in tables
-        for event in table.to_pylist()
+        for event in plain(table)
     )
+
+
+def plain(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows with instants as integers: what pyarrow makes of nanoseconds depends on whether pandas is installed."""
+    numbers = [column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column for column in table.columns]
+    return pa.table(numbers, names=table.column_names).to_pylist()
 
 
 def is_member(select: Select, symbol: str, decision: int) -> bool:
     return any(
-        entry["symbol"] == symbol
-        and entry["start"].value <= decision
-        and (entry["end"] is None or decision < entry["end"].value)
-        for entry in select.universe.to_pylist()
+        entry["symbol"] == symbol and entry["start"] <= decision and (entry["end"] is None or decision < entry["end"])
+        for entry in plain(select.universe)
     )
 
 
