@@ -53,7 +53,7 @@ class BarFile:
     Attributes
     ----------
     name : str
-        Path or URI as given.
+        Path as given, or URI without user, password and options.
     size_nbytes : int
         Size on disk.
     """
@@ -219,6 +219,7 @@ def _local(name: str) -> BarFile:
 
 
 def _find_uri(uri: str) -> list[BarFile]:
+    name = _without_secrets(uri)
     try:
         filesystem, path = pafs.FileSystem.from_uri(uri)
         info = filesystem.get_file_info(path)
@@ -229,18 +230,23 @@ def _find_uri(uri: str) -> list[BarFile]:
                 key=lambda entry: str(entry.base_name),
             )
             if not files:
-                raise BarsError(_no_bar_files("the directory"), path=uri)
-            prefix = uri.rstrip("/")
+                raise BarsError(_no_bar_files("the directory"), path=name)
+            prefix = name.rstrip("/")
             return [BarFile(f"{prefix}/{file.base_name}", file.size or 0, file.path, filesystem) for file in files]
     except (OSError, pa.ArrowException, ValueError) as error:
         if isinstance(error, BarsError):
             raise
-        raise BarsError(f"can't be opened: {_reason(error)}", path=uri) from None
+        raise BarsError(f"can't be opened: {_reason(error).replace(uri, name)}", path=name) from None
     if info.type != pafs.FileType.File:
-        raise BarsError("there is no such file", path=uri)
+        raise BarsError("there is no such file", path=name)
     if isinstance(filesystem, pafs.LocalFileSystem):
-        return [BarFile(uri, info.size or 0, path)]
-    return [BarFile(uri, info.size or 0, path, filesystem)]
+        return [BarFile(name, info.size or 0, path)]
+    return [BarFile(name, info.size or 0, path, filesystem)]
+
+
+def _without_secrets(uri: str) -> str:
+    """The URI as it may be printed and kept in a manifest: without user, password and options."""
+    return re.sub(r"^([^:/?#]+://)[^/?#]*@", r"\1", uri).partition("?")[0]
 
 
 def _without_notes(names: list[str]) -> list[str]:

@@ -134,3 +134,25 @@ def test_errors_name_the_object_and_the_line(put: Put) -> None:
     with pytest.raises(BarsError) as refused:
         read(uri, ReadOptions(interval="1min"))
     assert str(refused.value).startswith(f"{uri}:6")
+
+
+def test_options_and_secrets_of_a_uri_are_used_and_not_told(
+    server: str, put: Put, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, day in enumerate(DAYS[:2]):
+        put(f"told/{number}.csv", csv_text(day).encode())
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    host = server.removeprefix("http://")
+    options = f"scheme=http&endpoint_override={host}&region=us-east-1"
+    for uri, names in (
+        (f"s3://KEYID:S3CRET@market/told/0.csv?{options}", ["s3://market/told/0.csv"]),
+        (f"s3://KEYID:S3CRET@market/told?{options}", [f"s3://market/told/{number}.csv" for number in range(2)]),
+    ):
+        found = stager.pack(uri, f"{tmp_path}/{len(names)}.pack")
+        assert [one.name for one in found.manifest.inputs] == names
+        assert b"S3CRET" not in (tmp_path / f"{len(names)}.pack" / "manifest.json").read_bytes()
+    with pytest.raises(BarsError) as refused:
+        read(f"s3://KEYID:S3CRET@market/none.csv?{options}")
+    assert "s3://market/none.csv" in str(refused.value)
+    assert "S3CRET" not in str(refused.value)
