@@ -15,11 +15,11 @@ from stager.bars.arrange import Arranged
 from stager.bars.detect import Decision
 from stager.bars.read import Bars
 from stager.bars.zones import Zone
-from stager.errors import PackError, SampleError
+from stager.errors import SampleError
+from stager.packs.derived import beside, check_out, made_before
 from stager.packs.layout import Pack, open_pack
 from stager.packs.manifest import Role
 from stager.packs.packing import hold, write
-from stager.packs.publish import check_target, refusing
 from stager.samples import features, filters
 from stager.samples.features import Feature, FloatArray, Stretches
 from stager.samples.fill import FILLED, fill_bars
@@ -151,23 +151,14 @@ def derive(pack: Pack | str | Path, recipe: Derive, out: str | Path | None = Non
     pack = pack if isinstance(pack, Pack) else open_pack(pack)
     if pack.manifest.panel is not None:
         raise SampleError("the pack is a panel; derive from the bars that it was made of, and make the panel of that")
-    if out is not None:
-        with refusing(Path(out)):
-            check_target(Path(out), overwrite)
+    check_out(out, overwrite)
     sessions, jumps = _limits(pack, recipe)
     if out is not None:
         return write(_build(pack, recipe, sessions, jumps), Path(out), overwrite)
     if pack.path is None or any(isinstance(column, Feature) for column in recipe.columns):
         return hold(_build(pack, recipe, sessions, jumps))
-    key = _key(pack, recipe, sessions, jumps)
-    cached = pack.path.with_name(f"{pack.path.name.removesuffix('.pack')}-{key}.pack")
-    if cached.exists():
-        try:
-            return open_pack(cached)
-        except PackError:
-            # Damaged, or of a newer stager: built anew from what it came from.
-            pass
-    return write(_build(pack, recipe, sessions, jumps), cached, overwrite=True)
+    place = beside(pack.path, _key(pack, recipe, sessions, jumps))
+    return made_before(place) or write(_build(pack, recipe, sessions, jumps), place, overwrite=True)
 
 
 def _limits(pack: Pack, recipe: Derive) -> tuple[Sessions | None, IntArray]:

@@ -16,11 +16,11 @@ from stager.bars.memory import available_nbytes
 from stager.bars.read import Bars
 from stager.bars.threads import parallel
 from stager.config import format_nbytes
-from stager.errors import PackError, SampleError
+from stager.errors import SampleError
+from stager.packs.derived import beside, check_out, made_before
 from stager.packs.layout import Pack, open_pack
 from stager.packs.manifest import Column, PanelLayout
 from stager.packs.packing import hold, write
-from stager.packs.publish import check_target, refusing
 from stager.samples import filters
 from stager.samples.instants import distinct
 from stager.samples.runs import IntArray, session_positions
@@ -244,19 +244,12 @@ def panel(
         If it can't be written.
     """
     pack = pack if isinstance(pack, Pack) else open_pack(pack)
-    if out is not None:
-        with refusing(Path(out)):
-            check_target(Path(out), overwrite)
+    check_out(out, overwrite)
     sessions = filters.sessions_of(pack, recipe.select)
     if out is None and pack.path is not None:
-        name = f"{pack.path.name.removesuffix('.pack')}-{_key(pack, recipe, sessions)}.pack"
-        out, overwrite = pack.path.with_name(name), True
-        if out.exists():
-            try:
-                return open_pack(out)
-            except PackError:
-                # Damaged, or of a newer stager: made anew from what it came from.
-                pass
+        out, overwrite = beside(pack.path, _key(pack, recipe, sessions)), True
+        if made := made_before(out):
+            return made
     axis = _lay(pack, recipe, sessions)
     needed, available = axis.plan.host_nbytes, available_nbytes()
     if needed > available:
