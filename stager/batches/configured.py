@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ import msgspec
 from stager.batches.resident import Resident, StagingOptions, as_pack
 from stager.config import read_toml, resolve
 from stager.errors import ConfigError
+from stager.packs.layout import Pack
 from stager.samples.derive import Derive, derive
 from stager.samples.labels import Labels
 from stager.samples.panel import Panel, panel
@@ -77,13 +79,17 @@ class Configuration:
     arguments: dict[str, Any]
     staging: StagingOptions | None
 
-    def derived(self) -> Any:
-        """The source, with what the recipe derives."""
-        return self.source if self.recipe is None else derive(as_pack(self.source), self.recipe)
+    @cached_property
+    def derived(self) -> Pack:
+        """The pack of the source, with what the recipe derives; read and made once."""
+        pack = as_pack(self.source)
+        return pack if self.recipe is None else derive(pack, self.recipe)
 
     def prepared(self) -> Any:
-        """The same, its symbols side by side where a panel is asked for."""
-        return self.derived() if self.panel is None else panel(as_pack(self.derived()), self.panel)
+        """What is staged: the source as it is, or what the recipe and the panel make of it."""
+        if self.recipe is None and self.panel is None:
+            return self.source
+        return self.derived if self.panel is None else panel(self.derived, self.panel)
 
 
 def read_configuration(path: str | Path, overrides: dict[str, Any]) -> Configuration:

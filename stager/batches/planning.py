@@ -11,7 +11,7 @@ import numpy as np
 
 from stager.batches.configured import read_configuration
 from stager.batches.folds import Fold
-from stager.batches.resident import PackSource, StagingOptions, as_pack
+from stager.batches.resident import PackSource, StagingOptions
 from stager.batches.stager import Stager
 from stager.samples.panel import PanelPlan, panel_plan
 from stager.samples.plan import Plan
@@ -73,7 +73,7 @@ def plan_of(source: PackSource, config: str | Path) -> Planned:
     told = read_configuration(config, {"source": source})
     scheme = read_scheme(config)
     # Before the panel is made, which takes memory.
-    side_by_side = None if told.panel is None else panel_plan(as_pack(told.derived()), told.panel)
+    side_by_side = None if told.panel is None else panel_plan(told.derived, told.panel)
     wanted = told.staging or StagingOptions()
     with Stager(told.prepared(), **told.arguments, device="cpu", placement="host") as st:
         folds = () if scheme is None else tuple(st.split(scheme))
