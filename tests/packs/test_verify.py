@@ -144,10 +144,8 @@ def test_any_byte_of_the_manifest(whole: Path, copy: Path) -> None:
                 open_pack(copy)
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(file=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
-@example(file="segment-0/rows.npy", place=0.0, mask=1)
-def test_any_flipped_byte(whole: Path, copy: Path, file: str, place: float, mask: int) -> None:
+def assert_flip_is_found(whole: Path, copy: Path, file: str, place: float, mask: int) -> None:
+    """Flip bits of one byte of a file of the copy, and put it back."""
     raw = bytearray((whole / file).read_bytes())
     offset = int(place * len(raw))
     raw[offset] ^= mask
@@ -156,6 +154,13 @@ def test_any_flipped_byte(whole: Path, copy: Path, file: str, place: float, mask
         assert_found(copy, file, is_version=raw[offset - 18 : offset] == b'"format_version": ')
     finally:
         (copy / file).write_bytes((whole / file).read_bytes())
+
+
+@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(file=st.sampled_from(FILES), place=st.floats(0, 1, exclude_max=True), mask=st.integers(1, 255))
+@example(file="segment-0/rows.npy", place=0.0, mask=1)
+def test_any_flipped_byte(whole: Path, copy: Path, file: str, place: float, mask: int) -> None:
+    assert_flip_is_found(whole, copy, file, place, mask)
     assert verify(copy) == []
 
 
@@ -435,14 +440,7 @@ def test_any_flipped_byte_of_several_segments(
     copy = tmp_path / "x.pack"
     if not copy.exists():
         shutil.copytree(several, copy)
-    raw = bytearray((several / file).read_bytes())
-    offset = int(place * len(raw))
-    raw[offset] ^= mask
-    (copy / file).write_bytes(raw)
-    try:
-        assert_found(copy, file, is_version=raw[offset - 18 : offset] == b'"format_version": ')
-    finally:
-        (copy / file).write_bytes((several / file).read_bytes())
+    assert_flip_is_found(several, copy, file, place, mask)
 
 
 @pytest.mark.parametrize("file", APPENDED[1:])
