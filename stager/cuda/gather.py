@@ -15,20 +15,10 @@ from cupy.cuda import runtime
 
 from stager.cuda import device_memory, upload
 from stager.cuda.driver import CudaDriver
+from stager.cuda.order import order_parameters
 from stager.cuda.watch import Watch
 from stager.errors import DeviceError
 
-# Mirrors struct Order in gather.cu.
-ORDER = np.dtype(
-    [
-        ("n", "<i8"),
-        ("left_size", "<u4"),
-        ("right_size", "<u4"),
-        ("n_rounds", "<u4"),
-        ("keys", "<u4", (32,)),
-        ("padding", "<u4"),
-    ],
-)
 _THREADS = 256
 _MAX_BLOCKS = 1 << 16
 _GROUP_NBYTES = 64 << 20
@@ -37,6 +27,12 @@ _PIECE = 8 * _THREADS
 _MOST_PIECES = 64
 
 _kernels: dict[int, dict[str, Any]] = {}
+
+
+def kernel_source() -> str:
+    """The text that NVRTC compiles."""
+    here = Path(__file__)
+    return "\n".join(here.with_name(name).read_text(encoding="utf-8") for name in ("order.cu", "gather.cu"))
 
 
 def kernels(device: int) -> dict[str, Any]:
@@ -48,7 +44,7 @@ def kernels(device: int) -> dict[str, Any]:
         If NVRTC is missing or refuses the source.
     """
     if device not in _kernels:
-        source = Path(__file__).with_name("gather.cu").read_text(encoding="utf-8")
+        source = kernel_source()
         copies = ("copy_windows_16", "copy_windows_8", "copy_windows_4", "copy_columns")
         names = ("resolve", *copies, "normalize", "scatter_rows")
         with cupy.cuda.Device(device):
@@ -63,16 +59,6 @@ def kernels(device: int) -> dict[str, Any]:
                     f"pip install 'stager[cuda12]' (or [cuda13])"
                 ) from error
     return _kernels[device]
-
-
-def order_parameters(order: Any) -> npt.NDArray[np.void]:
-    """The kernel's struct Order of a :class:`stager.samples.order.Order`."""
-    parameters = np.zeros((), ORDER)
-    parameters["n"], parameters["left_size"], parameters["right_size"] = order.n, order.left_size, order.right_size
-    if order.shuffle:
-        parameters["n_rounds"] = len(order.keys)
-        parameters["keys"][: len(order.keys)] = order.keys
-    return parameters
 
 
 class Schedule(Protocol):

@@ -1,4 +1,4 @@
-// What gather.cu needs of CUDA, for a compiler of plain C++: one thread runs at a time, whose place the test sets.
+// What order.cu and gather.cu need of CUDA, for a compiler of plain C++: one thread runs at a time, whose place the test sets.
 #include <cmath>
 
 #define __device__

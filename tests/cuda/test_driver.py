@@ -11,7 +11,7 @@ cupy = pytest.importorskip("cupy")
 
 from cupy.cuda import runtime  # noqa: E402
 
-from stager.cuda import driver, gather  # noqa: E402
+from stager.cuda import driver, gather, order  # noqa: E402
 from stager.cuda.driver import CudaDriver, CudaLane, check_device  # noqa: E402
 from stager.cuda.ring import RegistrationRefused  # noqa: E402
 from stager.errors import DeviceError, StagingError, StagingMemoryError  # noqa: E402
@@ -181,9 +181,9 @@ def test_kernels_are_compiled_once_a_device(fake, monkeypatch):
 
 
 def test_the_parameters_mirror_the_struct():
-    """Offsets of struct Order in gather.cu, by the rules of C: 8-byte integers lie at multiples of 8."""
-    offsets = {name: field[1] for name, field in gather.ORDER.fields.items()}
+    """Offsets of struct Order in order.cu, by the rules of C: 8-byte integers lie at multiples of 8."""
+    offsets = {name: field[1] for name, field in order.ORDER.fields.items()}
     assert (offsets["n"], offsets["left_size"], offsets["right_size"], offsets["n_rounds"]) == (0, 8, 12, 16)
     assert offsets["keys"] == 20
-    assert gather.ORDER.itemsize == 152
-    assert gather.ORDER["keys"].subdtype == (np.dtype("<u4"), (32,))
+    assert order.ORDER.itemsize == 152
+    assert order.ORDER["keys"].subdtype == (np.dtype("<u4"), (32,))

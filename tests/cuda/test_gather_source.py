@@ -18,6 +18,7 @@ from stager.samples.schedule import Schedule
 
 pytest.importorskip("cupy")
 from stager.cuda import gather
+from stager.cuda import order as order_table
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -32,16 +33,17 @@ class Place(ctypes.Structure):
 
 
 class OrderParameters(ctypes.Structure):
-    _fields_ = (("bytes", U64 * (gather.ORDER.itemsize // 8)),)
+    _fields_ = (("bytes", U64 * (order_table.ORDER.itemsize // 8)),)
 
 
 @pytest.fixture(scope="module")
 def kernels(tmp_path_factory):
     library = tmp_path_factory.mktemp("gather") / "gather.so"
-    source = Path(gather.__file__).with_name("gather.cu")
+    source = library.with_suffix(".cpp")
+    source.write_text(gather.kernel_source(), encoding="utf-8")
     subprocess.run(
         [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-include", HERE / "host_cuda.h",
-         "-x", "c++", source, "-o", library],
+         source, "-o", library],
         check=True,
     )  # fmt: skip
     return ctypes.CDLL(str(library))
@@ -79,7 +81,7 @@ def test_samples_are_resolved_with_their_targets(kernels, shuffle, n_targets):
     rows = rows[rows >= window - 1]
     span_rows, span_ids = spans_of(rows)
     order = Order(len(rows), 3, 2, shuffle)
-    parameters = OrderParameters.from_buffer_copy(gather.order_parameters(order).tobytes())
+    parameters = OrderParameters.from_buffer_copy(order_table.order_parameters(order).tobytes())
     bases = np.array([1 << 40, 1 << 41, 1 << 42], np.uint64)
     target = rng.integers(0, 1 << 32, (n_rows, max(1, n_targets)), np.uint32).view(np.float32)
     for first, count in ((0, 700), (len(rows) - 300, 300)):
@@ -113,7 +115,7 @@ def test_samples_of_whole_instants_are_resolved(kernels, shuffle, batch_size):
         addresses = np.zeros(len(ids), np.uint64)
         launch(
             kernels, "resolve", 2, (16, 1),
-            OrderParameters.from_buffer_copy(gather.order_parameters(schedule.order).tobytes()),
+            OrderParameters.from_buffer_copy(order_table.order_parameters(schedule.order).tobytes()),
             I64(first * batch_size), I64(len(ids)), at(places), at(samples), I64(len(places)), I64(1), I64(1),
             at(span_ids), at(span_rows), I64(len(span_rows)), at(np.zeros(1, np.uint64)), I64(1 << 40),
             ctypes.c_void_p(), I32(1), at(addresses), ctypes.c_void_p(),

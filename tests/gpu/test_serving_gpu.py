@@ -23,6 +23,7 @@ try:
     import cupy
 
     from stager.cuda import gather, staging
+    from stager.cuda import order as order_table
     from stager.cuda.gather import CudaGather
 except ImportError:  # the marker skips, or fails under --require-gpu
     pass
@@ -194,7 +195,7 @@ def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=
         (-(-count // 256),),
         (256,),
         (
-            gather.order_parameters(order), np.int64(first), np.int64(count), np.uint64(0), np.uint64(0), np.int64(0),
+            order_table.order_parameters(order), np.int64(first), np.int64(count), np.uint64(0), np.uint64(0), np.int64(0),
             np.int64(window), np.int64(row_nbytes),
             cupy.asarray(span_ids), cupy.asarray(span_rows), np.int64(len(span_rows)),
             cupy.asarray(np.array(bases, np.uint64)), np.int64(base_rows), np.uint64(0), np.int32(1), addresses,
