@@ -38,7 +38,7 @@ class Batch:
     __slots__ = ("_about", "_schedule", "epoch", "mask", "number", "x", "y")
 
     def __init__(
-        self, epoch: int, number: int, about: About, schedule: Schedule, x: Any, y: Any, mask: Any = None
+        self, epoch: int, number: int, about: About, schedule: Schedule, x: Any, y: Any = None, mask: Any = None
     ) -> None:
         self.epoch, self.number, self.x, self.y, self.mask = epoch, number, x, y, mask
         self._about, self._schedule = about, schedule

@@ -16,12 +16,12 @@ from numpy.lib.stride_tricks import as_strided
 from stager.bars.threads import thread_count
 from stager.errors import ClosedError
 from stager.samples.index import SampleIndex
-from stager.samples.normalize import apply
+from stager.samples.normalize import DType, apply, cast
 from stager.samples.schedule import Schedule
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
-Group = tuple[FloatArray, FloatArray | None]
+Group = tuple[npt.NDArray[Any], ...]
 T = TypeVar("T")
 
 # A task is long enough to be worth handing to a thread.
@@ -41,10 +41,12 @@ class HostGather:
     ----------
     rows : (n_rows, n_columns) float32, C order
     index : SampleIndex
+    dtype : {"float32", "float16", "bfloat16"}
+        What windows are cast to, after any scaling; bfloat16 as its bits, uint16.
     """
 
-    def __init__(self, rows: FloatArray, index: SampleIndex) -> None:
-        self._index = index
+    def __init__(self, rows: FloatArray, index: SampleIndex, dtype: DType = "float32") -> None:
+        self._index, self._dtype = index, dtype
         window, n_columns = index.window, rows.shape[1]
         self._row_shape = (window, n_columns)
         # Overlapping windows as rows of one matrix: NumPy then copies a window as one piece.
@@ -61,7 +63,7 @@ class HostGather:
         self._lock = threading.Lock()
 
     def batches(self, schedule: Schedule, first: int, stop: int) -> Iterator[Group]:
-        """Batches ``first : stop`` of an epoch, in order; small ones share an array."""
+        """Windows, and targets where there are some, of batches ``first : stop``, in order; small ones share arrays."""
         per_task = max(1, _TASK_NBYTES // (4 * schedule.typical_size * self._windows.shape[1]))
         per_order = per_task * max(1, _ORDER_POSITIONS // (per_task * schedule.typical_size))
         n_ahead = min(thread_count(), _MOST_THREADS)
@@ -116,10 +118,11 @@ class HostGather:
             x = np.take(x, self._index.columns, axis=2)
         if self._index.methods is not None:
             apply(x, self._index.methods, self._closes[decisions], self._index.fitted)
-        return x, None if self._index.y is None else self._index.y[decisions]
+        x = cast(x, self._dtype)
+        return (x,) if self._index.y is None else (x, self._index.y[decisions])
 
 
 def _split(group: Future[Group], edges: IntArray) -> Iterator[Group]:
-    x, y = group.result()
+    arrays = group.result()
     for first, stop in pairwise(edges.tolist()):
-        yield x[first:stop], None if y is None else y[first:stop]
+        yield tuple(array[first:stop] for array in arrays)

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,8 @@ import pyarrow as pa
 from stager.batches.batch import About, Batch
 from stager.batches.configured import read_configuration
 from stager.batches.folds import Fold
-from stager.batches.gathers import make_gather
+from stager.batches.frameworks import Framework, check_framework
+from stager.batches.gathers import Arrays, consumer_streams, make_gather
 from stager.batches.position import go_on, state_of
 from stager.batches.provenance import locate, newest, to_table
 from stager.batches.resident import PackSource, Placement, Resident, stage, stage_as
@@ -22,7 +23,7 @@ from stager.errors import ClosedError, ConfigError, SampleError
 from stager.samples.folds import cut_folds
 from stager.samples.index import SampleIndex
 from stager.samples.labelling import Targets
-from stager.samples.normalize import Normalize, as_normalize
+from stager.samples.normalize import DType, Normalize, as_normalize
 from stager.samples.order import Order
 from stager.samples.panel_index import find_samples
 from stager.samples.plan import Plan, make_plan
@@ -59,6 +60,9 @@ class Stager:
     normalize : {"none", "last", "zscore"} or Normalize
         How ``batch.x`` is scaled, from what each window holds alone. "last" divides prices by the window's last close
         and subtracts 1, and takes the logarithm of volumes; "zscore" is of every column.
+    dtype : {"float32", "float16", "bfloat16"}
+        What ``batch.x`` is cast to on the way, after it was scaled; to the nearest, ties to even. NumPy and CuPy know
+        bfloat16 through the package ml_dtypes.
     device, placement : str
         As in :func:`stage`; not with a Resident.
 
@@ -91,6 +95,7 @@ class Stager:
         last: Literal["keep", "drop"] = "keep",
         select: Select = Select(),  # noqa: B008 - frozen
         normalize: str | Normalize = "none",
+        dtype: DType = "float32",
         device: str = "auto",
         placement: Placement = "auto",
     ) -> None:
@@ -103,11 +108,13 @@ class Stager:
             raise ConfigError("device and placement belong to stage(); a Resident lies where it was staged")
         if shuffle is not False and shuffle not in ("full", "time"):
             raise SampleError(f"shuffle is {shuffle!r}; there are 'full', 'time' and False")
+        if dtype not in get_args(DType):
+            raise SampleError(f"dtype is {dtype!r}; there are {', '.join(map(repr, get_args(DType)))}")
         # Checked before staging, which may take a while.
         Order(1, seed)
         scaling = as_normalize(normalize)
         self.seed, self.shuffle, self.last, self.batch_size = int(seed), shuffle, last, int(batch_size)
-        self.target, self.window = target, window
+        self.target, self.window, self.dtype = target, window, dtype
         self._by_time = shuffle == "time"
         self._owned = not isinstance(source, Resident)
         if isinstance(source, Resident):
@@ -135,7 +142,7 @@ class Stager:
                 f"shorter one; use a smaller batch_size or last='keep'"
             )
         self._about = About(self._pack, index)
-        self._gather = make_gather(resident, index, like)
+        self._gather = make_gather(resident, index, self.dtype, like)
         resident.on_close(self._gather.close)
         #: What is served and what it takes.
         self.plan: Plan = make_plan(
@@ -211,21 +218,45 @@ class Stager:
         """What is shuffled: samples, or decision instants."""
         return self.n_samples if self._instants is None else len(self._instants) - 1
 
-    def batches(self, epoch: int = 0, *, start: int = 0) -> Iterator[Batch]:
+    def batches(
+        self, epoch: int = 0, *, start: int = 0, to: Framework | None = None, stream: Any = None, reuse: bool = False
+    ) -> Iterator[Batch]:
         """The batches of an epoch, from batch `start` on.
 
-        Every sample comes exactly once (but for a dropped last batch). Leaving the loop early is fine.
+        Every sample comes exactly once (but for a dropped last batch). Leaving the loop early is fine. A batch is valid
+        for as long as it is referred to.
+
+        Parameters
+        ----------
+        epoch, start : int
+        to : {"torch", "jax", "numpy"}, optional
+            What ``x``, ``y`` and ``mask`` are, without a copy but for "numpy" on a GPU. None is CuPy on a GPU, NumPy
+            without one.
+        stream : stream or sequence of streams, optional
+            On a GPU, batches are right on the stream that is current (CuPy's, or torch's with ``to="torch"``) when they
+            are asked for, and on these: name those on which work on a batch is queued later. Of CuPy or torch, or
+            anything with ``__cuda_stream__``.
+        reuse : bool
+            On a GPU and with ``to=None``, hand out the same array objects again once nothing refers to them, which
+            takes half the time of making them. Don't change an array's shape then.
 
         Raises
         ------
         SampleError
-            If `epoch` or `start` is out of range.
+            If `epoch` or `start` is out of range, or `to` is none of these.
+        ConfigError
+            If the framework is not installed, or is one for CPUs and the rows are on a GPU.
+        CaptureActiveError
+            If the current stream captures a CUDA graph.
         ClosedError
         """
+        check_framework(to)
         schedule = self._schedule(epoch)
         if not _is_index(start, len(self) + 1):
             raise SampleError(f"start is {start!r}; an epoch has batches 0 to {len(self) - 1}")
-        return self._serve(int(epoch), int(start), schedule)
+        streams = [] if self.resident.device.index is None else consumer_streams(stream, self.resident.device.index)
+        served = self._gather.batches(schedule, int(start), len(self), to, streams, reuse)
+        return self._serve(int(epoch), int(start), schedule, served)
 
     def state_dict(self, epoch: int, next_batch: int) -> dict[str, Any]:
         """Where a training is, as a few values that JSON keeps.
@@ -403,12 +434,14 @@ class Stager:
         if self._resident is None or self._resident.closed:
             raise ClosedError("this Stager, or the rows it borrowed, was closed")
 
-    def _serve(self, epoch: int, start: int, schedule: Schedule) -> Iterator[Batch]:
+    def _serve(self, epoch: int, start: int, schedule: Schedule, served: Iterator[Arrays]) -> Iterator[Batch]:
         # The iterator may be begun, or gone on with, long after it was made.
         self._check_open()
-        for number, arrays in enumerate(self._gather.batches(schedule, start, len(self)), start):
-            yield Batch(epoch, number, self._about, schedule, *arrays)
-            self._check_open()
+        about = self._about
+        for number, arrays in enumerate(served, start):
+            yield Batch(epoch, number, about, schedule, *arrays)
+            if self._resident is None or self._resident.closed:
+                self._check_open()
 
 
 def _is_index(value: Any, stop: int) -> bool:

@@ -1,5 +1,16 @@
-// The gather: resolve turns positions of an epoch into addresses, copy_windows moves the windows. And one kernel of staging.
-// order.cu comes before this text.
+// The gather: resolve turns positions of an epoch into addresses; copy_windows moves whole windows; serve picks, scales and
+// casts their columns. And one kernel of staging. order.cu comes before this text.
+
+#ifdef __CUDACC_RTC__
+// The bits of the nearest float16, ties to even; one NaN for all, of either sign.
+__device__ __forceinline__ unsigned short half_bits(float value) {
+    u32 bits = __float_as_uint(value);
+    unsigned short half;
+    if (value != value) return (unsigned short)(bits >> 16 & 0x8000 | 0x7e00);
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    return half;
+}
+#endif
 
 // Samples follow from the order, or come as blocks of consecutive ones: those of a decision instant.
 extern "C" __global__ void resolve(
@@ -71,62 +82,194 @@ extern "C" __global__ void copy_windows_4(const u64 *addresses, float *out, i64 
     copy_rows<float>(addresses, out, count, n);
 }
 
-// Some columns of the rows, in any order; n is the number of values of a sample.
-extern "C" __global__ void copy_columns(
-    const u64 *__restrict__ addresses, float *__restrict__ out, i64 count, int n,
-    const int *__restrict__ columns, int n_chosen, int n_columns) {
+// The same where rows do not keep to 16 bytes, as five columns do not: `shift` floats lie before a window in its first
+// 16 bytes, and each lane puts together what it stores from two loads, of which the second is in the cache.
+extern "C" __global__ void copy_windows_shifted(
+    const u64 *__restrict__ addresses, float4 *__restrict__ out, i64 count, int n) {
     const int lanes = (int)(gridDim.y * blockDim.x);
     for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < count; i += (i64)gridDim.x * blockDim.y) {
-        const float *__restrict__ from = (const float *)addresses[i];
+        const int shift = (int)(addresses[i] >> 2 & 3);
+        const float4 *__restrict__ from = (const float4 *)(addresses[i] & ~15ull);
+        float4 *__restrict__ to = out + i * n;
+#pragma unroll 4
         for (int k = (int)(blockIdx.y * blockDim.x + threadIdx.x); k < n; k += lanes) {
-            int row = k / n_chosen;
-            __stcs(out + i * n + k, __ldg(from + (i64)row * n_columns + columns[k - row * n_chosen]));
+            float4 a = __ldg(from + k), b = a;
+            if (shift && k + 1 < n) {
+                b = __ldg(from + k + 1);
+            } else if (shift) {
+                // Nothing is read beyond the window, which may be the last one of its memory.
+                const float *__restrict__ rest = (const float *)(from + k + 1);
+                b.x = __ldg(rest);
+                if (shift > 1) b.y = __ldg(rest + 1);
+                if (shift > 2) b.z = __ldg(rest + 2);
+            }
+            if (shift == 1) a = {a.y, a.z, a.w, b.x};
+            if (shift == 2) a = {a.z, a.w, b.x, b.y};
+            if (shift == 3) a = {a.w, b.x, b.y, b.z};
+            __stcs(to + k, a);
         }
     }
 }
 
-// One thread scales one column of one window, in float64; samples/normalize.py does the same in the same order, so that
-// only the logarithm may differ. The intrinsics keep multiplication and addition from being fused.
-extern "C" __global__ void normalize(
-    const u64 *__restrict__ addresses, float *__restrict__ x, i64 n_series, int window, int n_columns,
-    const int *__restrict__ methods, i64 last_close, const double *__restrict__ fitted) {
+// How a served column comes from the rows. Mirrors COLUMN in gather.py; the methods are those of samples/normalize.py.
+struct Column {
+    int source, method;
+    int close;  // the column whose last value "last" divides by
+    int padding;
+    double mean, deviation;  // what was fitted
+};
+enum { NONE, LAST, LOG1P, ZSCORE, FITTED };
+
+// Where windows lie, and what is served of them.
+struct Windows {
+    i64 count;
+    int window, row_floats, n_columns;
+    int step;  // rows from one row of a window to the next
+};
+
+// One thread sums up one column of one window, in float64 and in the order of samples/normalize.py: mean and deviation,
+// or the last close that is there. Of missing values, as panels have them, nothing is counted.
+extern "C" __global__ void window_stats(
+    const u64 *__restrict__ addresses, const Windows windows, const Column *__restrict__ columns,
+    double2 *__restrict__ stats) {
+    const i64 n_series = windows.count * windows.n_columns;
+    const i64 step = (i64)windows.step * windows.row_floats;
     for (i64 s = blockIdx.x * (i64)blockDim.x + threadIdx.x; s < n_series; s += (i64)gridDim.x * blockDim.x) {
-        i64 sample = s / n_columns;
-        int column = (int)(s - sample * n_columns);
-        float *values = x + sample * window * n_columns + column;
-        int method = methods[column];
-        if (method == 1) {
-            double close = ((const float *)addresses[sample])[last_close];
-            for (int k = 0; k < window; ++k) {
-                float *value = values + (i64)k * n_columns;
-                *value = (float)__dsub_rn(__ddiv_rn(*value, close), 1.0);
+        const Column column = columns[s % windows.n_columns];
+        const float *values = (const float *)addresses[s / windows.n_columns];
+        double2 found = {0.0, 1.0};
+        if (column.method == ZSCORE) {
+            values += column.source;
+            double sum = 0.0, squares = 0.0;
+            int n = 0;
+            for (int k = 0; k < windows.window; ++k) {
+                double v = __ldg(values + k * step);
+                if (v == v) sum = __dadd_rn(sum, v), ++n;
             }
-        } else if (method == 2) {
-            for (int k = 0; k < window; ++k) {
-                float *value = values + (i64)k * n_columns;
-                double v = *value;
-                *value = (float)copysign(log1p(fabs(v)), v);
+            found.x = __ddiv_rn(sum, n);
+            for (int k = 0; k < windows.window; ++k) {
+                double d = __dsub_rn(__ldg(values + k * step), found.x);
+                if (d == d) squares = __dadd_rn(squares, __dmul_rn(d, d));
             }
-        } else if (method == 3) {
-            double mean = 0.0, squares = 0.0;
-            for (int k = 0; k < window; ++k) mean = __dadd_rn(mean, values[(i64)k * n_columns]);
-            mean = __ddiv_rn(mean, window);
-            for (int k = 0; k < window; ++k) {
-                double d = __dsub_rn(values[(i64)k * n_columns], mean);
-                squares = __dadd_rn(squares, __dmul_rn(d, d));
-            }
-            double deviation = __dsqrt_rn(__ddiv_rn(squares, window));
-            if (deviation == 0.0) deviation = 1.0;
-            for (int k = 0; k < window; ++k) {
-                float *value = values + (i64)k * n_columns;
-                *value = (float)__ddiv_rn(__dsub_rn(*value, mean), deviation);
-            }
-        } else if (method == 4) {
-            double mean = fitted[column], deviation = fitted[n_columns + column];
-            for (int k = 0; k < window; ++k) {
-                float *value = values + (i64)k * n_columns;
-                *value = (float)__ddiv_rn(__dsub_rn(*value, mean), deviation);
-            }
+            found.y = __dsqrt_rn(__ddiv_rn(squares, n));
+            if (found.y == 0.0) found.y = 1.0;
+        } else if (column.method == LAST) {
+            int k = windows.window - 1;
+            values += column.close;
+            while (k > 0 && __ldg(values + k * step) != __ldg(values + k * step)) --k;
+            found.x = __ldg(values + k * step);
+        }
+        stats[s] = found;
+    }
+}
+
+// v / close in float64 of two float32: one correction of the product with the rounded reciprocal is the rounded quotient,
+// because quotients of 24-bit numbers keep further from the middle between two doubles than the correction is off.
+__device__ __forceinline__ double divide(double v, double close) {
+    double reciprocal = __drcp_rn(close), q = __dmul_rn(v, reciprocal), rest = __fma_rn(-q, close, v);
+    if (rest != rest) return __ddiv_rn(v, close);  // zeros and infinities
+    return __fma_rn(rest, reciprocal, q);
+}
+
+__device__ __forceinline__ float scale(
+    float value, const Column &column, const float *__restrict__ last_row, const double2 *__restrict__ stats) {
+    double v = value;
+    switch (column.method) {
+        case LAST: {
+            double close = stats ? stats->x : (double)__ldg(last_row + column.close);
+            return (float)__dsub_rn(divide(v, close), 1.0);
+        }
+        case LOG1P: return (float)copysign(log1p(fabs(v)), v);
+        case ZSCORE: return (float)__ddiv_rn(__dsub_rn(v, stats->x), stats->y);
+        case FITTED: return (float)__ddiv_rn(__dsub_rn(v, column.mean), column.deviation);
+        default: return value;
+    }
+}
+
+// The bits of the nearest bfloat16, ties to even; NaN likewise.
+__device__ __forceinline__ unsigned short bfloat16_bits(float value) {
+    u32 bits = __float_as_uint(value);
+    if (value != value) return (unsigned short)(bits >> 16 & 0x8000 | 0x7fc0);
+    return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+struct AsFloat {
+    typedef float type;
+    typedef float4 four;
+    static __device__ __forceinline__ float of(float v) { return v; }
+};
+struct AsHalf {
+    typedef unsigned short type;
+    typedef ushort4 four;
+    static __device__ __forceinline__ unsigned short of(float v) { return half_bits(v); }
+};
+struct AsBfloat16 {
+    typedef unsigned short type;
+    typedef ushort4 four;
+    static __device__ __forceinline__ unsigned short of(float v) { return bfloat16_bits(v); }
+};
+
+// Columns in any order, scaled and cast on the way, of rows that may lie apart.
+template <typename As>
+__device__ __forceinline__ void serve(
+    const u64 *__restrict__ addresses, typename As::type *__restrict__ out, const Windows &windows,
+    const Column *__restrict__ columns, const double2 *__restrict__ stats) {
+    const int lanes = (int)(gridDim.y * blockDim.x), n_columns = windows.n_columns, n = windows.window * n_columns;
+    const i64 step = (i64)windows.step * windows.row_floats;
+    const int rows_on = lanes / n_columns, columns_on = lanes % n_columns;
+    for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < windows.count; i += (i64)gridDim.x * blockDim.y) {
+        const float *__restrict__ from = (const float *)addresses[i];
+        const float *__restrict__ last_row = from + (windows.window - 1) * step;
+        int k = (int)(blockIdx.y * blockDim.x + threadIdx.x), row = k / n_columns, c = k % n_columns;
+        for (; k < n; k += lanes) {
+            const Column &column = columns[c];
+            float value = __ldg(from + row * step + column.source);
+            const double2 *mine = stats ? stats + i * n_columns + c : nullptr;
+            __stcs(out + i * n + k, As::of(scale(value, column, last_row, mine)));
+            row += rows_on, c += columns_on;
+            if (c >= n_columns) c -= n_columns, ++row;
         }
     }
 }
+
+// The same for all columns in their order, in multiples of four: 16 bytes are read at a time.
+template <typename As>
+__device__ __forceinline__ void serve_fours(
+    const u64 *__restrict__ addresses, typename As::four *__restrict__ out, const Windows &windows,
+    const Column *__restrict__ columns, const double2 *__restrict__ stats) {
+    const int lanes = (int)(gridDim.y * blockDim.x), n_fours = windows.n_columns / 4, n = windows.window * n_fours;
+    const i64 step = (i64)windows.step * windows.row_floats;
+    const int rows_on = lanes / n_fours, fours_on = lanes % n_fours;
+    for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < windows.count; i += (i64)gridDim.x * blockDim.y) {
+        const float *__restrict__ from = (const float *)addresses[i];
+        const float *__restrict__ last_row = from + (windows.window - 1) * step;
+        int k = (int)(blockIdx.y * blockDim.x + threadIdx.x), row = k / n_fours, four = k % n_fours;
+        for (; k < n; k += lanes) {
+            const Column *__restrict__ column = columns + 4 * four;
+            const double2 *mine = stats ? stats + i * windows.n_columns + 4 * four : nullptr;
+            const float4 v = __ldg((const float4 *)(from + row * step) + four);
+            typename As::four to;
+            to.x = As::of(scale(v.x, column[0], last_row, mine));
+            to.y = As::of(scale(v.y, column[1], last_row, mine ? mine + 1 : nullptr));
+            to.z = As::of(scale(v.z, column[2], last_row, mine ? mine + 2 : nullptr));
+            to.w = As::of(scale(v.w, column[3], last_row, mine ? mine + 3 : nullptr));
+            __stcs(out + i * n + k, to);
+            row += rows_on, four += fours_on;
+            if (four >= n_fours) four -= n_fours, ++row;
+        }
+    }
+}
+
+#define SERVE(NAME, AS)                                                                                              \
+    extern "C" __global__ void serve_##NAME(                                                                         \
+        const u64 *addresses, AS::type *out, const Windows windows, const Column *columns, const double2 *stats) {   \
+        serve<AS>(addresses, out, windows, columns, stats);                                                          \
+    }                                                                                                                \
+    extern "C" __global__ void serve_fours_##NAME(                                                                   \
+        const u64 *addresses, AS::four *out, const Windows windows, const Column *columns, const double2 *stats) {   \
+        serve_fours<AS>(addresses, out, windows, columns, stats);                                                    \
+    }
+
+SERVE(float32, AsFloat)
+SERVE(float16, AsHalf)
+SERVE(bfloat16, AsBfloat16)

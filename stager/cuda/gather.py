@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import cupy
 import numpy as np
 import numpy.typing as npt
-from cupy.cuda import runtime
 
 from stager.cuda import device_memory, upload
 from stager.cuda.driver import CudaDriver
@@ -19,9 +17,17 @@ from stager.cuda.order import order_parameters
 from stager.cuda.watch import Watch
 from stager.errors import DeviceError
 
+DType = Literal["float32", "float16", "bfloat16"]
+
+# Mirror struct Column and struct Windows in gather.cu.
+COLUMN = np.dtype(
+    [("source", "<i4"), ("method", "<i4"), ("close", "<i4"), ("padding", "<i4"), ("mean", "<f8"), ("deviation", "<f8")]
+)
+WINDOWS = np.dtype([("count", "<i8"), ("window", "<i4"), ("row_floats", "<i4"), ("n_columns", "<i4"), ("step", "<i4")])
+# Methods of samples/normalize.py.
+_LAST, _ZSCORE = 1, 3
 _THREADS = 256
 _MAX_BLOCKS = 1 << 16
-_GROUP_NBYTES = 64 << 20
 # A group of few large samples, as of a panel, would keep few processors busy with a block each.
 _PIECE = 8 * _THREADS
 _MOST_PIECES = 64
@@ -45,8 +51,9 @@ def kernels(device: int) -> dict[str, Any]:
     """
     if device not in _kernels:
         source = kernel_source()
-        copies = ("copy_windows_16", "copy_windows_8", "copy_windows_4", "copy_columns")
-        names = ("resolve", *copies, "normalize", "scatter_rows")
+        copies = [f"copy_windows_{kind}" for kind in ("16", "8", "4", "shifted")]
+        serves = [f"serve_{kind}{dtype}" for kind in ("", "fours_") for dtype in ("float32", "float16", "bfloat16")]
+        names = ("resolve", *copies, *serves, "window_stats", "scatter_rows")
         with cupy.cuda.Device(device):
             try:
                 module = cupy.RawModule(code=source, options=("--std=c++17",))
@@ -90,6 +97,8 @@ class Tables(Protocol):
     @property
     def close_column(self) -> int: ...
     @property
+    def close_columns(self) -> npt.NDArray[np.int64] | None: ...
+    @property
     def fitted(self) -> npt.NDArray[np.float64] | None: ...
     @property
     def y(self) -> npt.NDArray[np.float32] | None: ...
@@ -107,10 +116,27 @@ def load(table: npt.NDArray[Any], device: int, stall_timeout: float) -> Any:
     return cupy.ndarray(table.shape, table.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
 
-class CudaGather:
-    """Gathers groups of samples of one Stager on the caller's stream.
+@dataclass(frozen=True)
+class Field:
+    """What each sample has of one array.
 
-    Memory comes from a pool of its own, never from the user's arena.
+    Parameters
+    ----------
+    shape : tuple of int
+    dtype : {"float32", "float16", "bfloat16", "bool"}
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a sample."""
+        return int(np.prod(self.shape, dtype=np.int64)) * {"float32": 4, "bool": 1}.get(self.dtype, 2)
+
+
+class WindowGather:
+    """Gathers windows, and targets, of the samples of one index into memory that it is given.
 
     Parameters
     ----------
@@ -120,125 +146,147 @@ class CudaGather:
         Its tables are copied to the device.
     stall_timeout : float
         Seconds, for that copy.
-    like : CudaGather, optional
-        Another one over the same rows; memory for groups is shared with it, and the targets where they are the same.
+    like : WindowGather, optional
+        Another one over the same rows; the targets are shared with it where they are the same.
+    dtype : {"float32", "float16", "bfloat16"}
+        What windows are cast to, after any scaling.
+
+    Attributes
+    ----------
+    fields : tuple of Field
+        What a sample has: its window, and its targets where there are some.
     """
 
-    def __init__(self, rows: Any, index: Tables, stall_timeout: float, like: CudaGather | None = None) -> None:
+    def __init__(
+        self,
+        rows: Any,
+        index: Tables,
+        stall_timeout: float,
+        like: WindowGather | None = None,
+        dtype: DType = "float32",
+    ) -> None:
         device = rows.data.device_id
-        self._device = cupy.cuda.Device(device)
         self._kernels = kernels(device)
-        self._window = index.window
-        # One pool for all, or every fold would keep groups of its own.
+        # Not the user's arena, nor a pool that others empty.
         self._pool: Any = cupy.cuda.MemoryPool() if like is None else like._pool
-        self._events: dict[tuple[int, int], Any] = {}
         n_columns = rows.shape[1]
-        self._columns = None if index.columns is None else load(index.columns.astype(np.int32), device, stall_timeout)
-        self._methods = None if index.methods is None else load(index.methods, device, stall_timeout)
-        self._fitted = None if index.fitted is None else load(index.fitted, device, stall_timeout)
-        # Of a window's first value, the value that prices are normalised by.
-        self._last_close = (index.window - 1) * n_columns + index.close_column
-        self._sample_shape = (index.window, n_columns if index.columns is None else len(index.columns))
+        n_served = n_columns if index.columns is None else len(index.columns)
         self._row_nbytes = 4 * n_columns
         self._tables = [load(table, device, stall_timeout) for table in (index.span_ids, index.span_rows)]
         self._host_y = index.y
         self._y: Any = like._y if like is not None and like._host_y is index.y else None
         if self._y is None and index.y is not None:
             self._y = load(index.y, device, stall_timeout)
-        self._y_shape = () if index.y is None else index.y.shape[1:]
+        self._n_targets = 0 if index.y is None else int(np.prod(index.y.shape[1:], dtype=np.int64))
         self._bases = load(np.array([rows.data.ptr], np.uint64), device, stall_timeout)
         self._base_rows = len(rows)
-        n = index.window * n_columns
-        alignment = n | n_columns | (rows.data.ptr // 4)
-        self._vector = next(size for size in (4, 2, 1) if alignment % size == 0)
-        if self._columns is not None:
-            n, self._vector = index.window * self._sample_shape[1], 1
-        self._lanes = min(_THREADS, max(8, 1 << (n // self._vector - 1).bit_length()))
-        self._pieces = min(_MOST_PIECES, max(1, n // self._vector // _PIECE))
-
-    def batches(self, schedule: Schedule, first: int, stop: int) -> Iterator[tuple[Any, Any]]:
-        """Batches ``first : stop`` of an epoch, in order, as views of groups.
-
-        A group is gathered on the stream that is current when it is asked for, and its memory is used again, on that
-        stream, after its last view has died.
-        """
-        sample_nbytes = 4 * self._sample_shape[0] * self._sample_shape[1]
-        per_group = max(1, _GROUP_NBYTES // (schedule.typical_size * sample_nbytes))
-        for start in range(first, stop, per_group):
-            end = min(start + per_group, stop)
-            edges = schedule.offsets(start, end).tolist()
-            x, y = self._group(schedule, start, end, edges[-1])
-            for offset, after in pairwise(edges):
-                size = after - offset
-                yield _view(x, offset, size), None if y is None else _view(y, offset, size)
-
-    def _group(self, schedule: Schedule, first: int, stop: int, count: int) -> tuple[Any, Any]:
-        """x (count, window, n_columns) and y (count[, n_targets]) float32 or None, on the current stream."""
-        blocks = schedule.blocks(first, stop)
-        with self._device:
-            stream = cupy.cuda.get_current_stream()
-            with cupy.cuda.using_allocator(self._pool.malloc):
-                x = cupy.empty((count, *self._sample_shape), cupy.float32)
-                y = None if self._y is None else cupy.empty((count, *self._y_shape), cupy.float32)
-                addresses = cupy.empty(count, cupy.uint64)
-                # CuPy copies this on the stream, by way of pinned memory that it keeps until the copy is done.
-                chosen = None if blocks is None else cupy.asarray(np.stack(blocks))
-            places, samples, n_blocks = (
-                (0, 0, 0) if chosen is None else (*(part.data.ptr for part in chosen), len(chosen[0]))
+        self._windows = np.zeros((), WINDOWS)
+        self._windows["window"], self._windows["step"] = index.window, 1
+        self._windows["row_floats"], self._windows["n_columns"] = n_columns, n_served
+        window = Field((index.window, n_served), dtype)
+        self.fields = (window,) if index.y is None else (window, Field(index.y.shape[1:]))
+        self._columns, self._has_stats = None, False
+        if index.columns is None and index.methods is None and dtype == "float32":
+            self._kernel, n = self._copying(rows.data.ptr, index.window, n_columns)
+        else:
+            columns = _columns(index, n_columns)
+            self._has_stats = bool((columns["method"] == _ZSCORE).any()) or (
+                index.close_columns is not None and bool((columns["method"] == _LAST).any())
             )
-            target, labels = (0, 0) if self._y is None or y is None else (self._y.data.ptr, y.data.ptr)
-            self._kernels["resolve"](
-                (min(_MAX_BLOCKS, -(-count // _THREADS)),),
+            self._columns = load(columns.view(np.uint8), device, stall_timeout)
+            fours = index.columns is None and n_columns % 4 == 0 and rows.data.ptr % 16 == 0
+            self._kernel = self._kernels[f"serve_{'fours_' if fours else ''}{dtype}"]
+            n = index.window * n_served // (4 if fours else 1)
+        self._n = n
+        self._lanes = min(_THREADS, max(8, 1 << (n - 1).bit_length()))
+        self._pieces = min(_MOST_PIECES, max(1, n // _PIECE))
+
+    def _copying(self, pointer: int, window: int, n_columns: int) -> tuple[Any, int]:
+        """The kernel that copies whole windows with the widest loads, and how many it makes for one."""
+        alignment = n_columns | (pointer // 4)
+        vector = next(size for size in (4, 2, 1) if (window * n_columns | alignment) % size == 0)
+        if vector < 4 and window * n_columns % 4 == 0 and pointer % 16 == 0:
+            return self._kernels["copy_windows_shifted"], window * n_columns // 4
+        return self._kernels[f"copy_windows_{4 * vector}"], window * n_columns // vector
+
+    @property
+    def n_fields(self) -> int:
+        return len(self.fields)
+
+    def scratch_nbytes(self, count: int) -> int:
+        """Bytes that the gather of `count` samples needs beside its fields: addresses, and statistics of windows."""
+        return _addresses_nbytes(count) + (16 * count * int(self._windows["n_columns"]) if self._has_stats else 0)
+
+    def fill(self, pointers: Sequence[int], scratch: int, schedule: Schedule, first: int, stop: int) -> None:
+        """Queue the gather of batches ``first : stop`` on the current stream and device.
+
+        Parameters
+        ----------
+        pointers : sequence of int
+            Where each of the fields begins.
+        scratch : int
+            Where :meth:`scratch_nbytes` begin.
+        schedule : Schedule
+        first, stop : int
+        """
+        count = int(schedule.offsets(first, stop)[-1])
+        blocks = schedule.blocks(first, stop)
+        with cupy.cuda.using_allocator(self._pool.malloc):
+            # CuPy copies this on the stream, by way of pinned memory that it keeps until the copy is done.
+            chosen = None if blocks is None else cupy.asarray(np.stack(blocks))
+        places, samples, n_blocks = (0, 0, 0) if chosen is None else (*(p.data.ptr for p in chosen), len(chosen[0]))
+        target, labels = (0, 0) if self._y is None else (self._y.data.ptr, pointers[1])
+        self._kernels["resolve"](
+            (min(_MAX_BLOCKS, -(-count // _THREADS)),),
+            (_THREADS,),
+            (
+                order_parameters(schedule.order), np.int64(first * schedule.batch_size), np.int64(count),
+                np.uint64(places), np.uint64(samples), np.int64(n_blocks),
+                np.int64(self._windows["window"]), np.int64(self._row_nbytes),
+                *self._tables, np.int64(len(self._tables[1])),
+                self._bases, np.int64(self._base_rows), np.uint64(target), np.int32(self._n_targets),
+                np.uint64(scratch), np.uint64(labels),
+            ),
+        )  # fmt: skip
+        self.copy(pointers[0], scratch, count)
+
+    def copy(self, x: int, scratch: int, count: int) -> None:
+        """Queue what follows resolving: the windows of `count` addresses at `scratch`."""
+        n_together = _THREADS // self._lanes
+        grid, block = (min(_MAX_BLOCKS, -(-count // n_together)), self._pieces), (self._lanes, n_together)
+        if self._columns is None:
+            self._kernel(grid, block, (np.uint64(scratch), np.uint64(x), np.int64(count), np.int32(self._n)))
+            return
+        windows = self._windows.copy()
+        windows["count"] = count
+        stats = scratch + _addresses_nbytes(count) if self._has_stats else 0
+        if stats:
+            n_series = count * int(windows["n_columns"])
+            self._kernels["window_stats"](
+                (min(_MAX_BLOCKS, -(-n_series // _THREADS)),),
                 (_THREADS,),
-                (
-                    order_parameters(schedule.order), np.int64(first * schedule.batch_size), np.int64(count),
-                    np.uint64(places), np.uint64(samples), np.int64(n_blocks),
-                    np.int64(self._window), np.int64(self._row_nbytes),
-                    *self._tables, np.int64(len(self._tables[1])),
-                    self._bases, np.int64(self._base_rows), np.uint64(target),
-                    np.int32(self._y_shape[0] if self._y_shape else 1), addresses, np.uint64(labels),
-                ),
-            )  # fmt: skip
-            n_together = _THREADS // self._lanes
-            grid, block = (min(_MAX_BLOCKS, -(-count // n_together)), self._pieces), (self._lanes, n_together)
-            if self._columns is None:
-                self._kernels[f"copy_windows_{4 * self._vector}"](
-                    grid, block, (addresses, x, np.int64(count), np.int32(x[0].size // self._vector))
-                )
-            else:
-                shape = (np.int32(self._sample_shape[1]), np.int32(self._row_nbytes // 4))
-                self._kernels["copy_columns"](
-                    grid, block, (addresses, x, np.int64(count), np.int32(x[0].size), self._columns, *shape)
-                )
-            if self._methods is not None:
-                n_series = count * self._sample_shape[1]
-                self._kernels["normalize"](
-                    (min(_MAX_BLOCKS, -(-n_series // _THREADS)),),
-                    (_THREADS,),
-                    (
-                        addresses, x, np.int64(n_series), np.int32(self._window), np.int32(self._sample_shape[1]),
-                        self._methods, np.int64(self._last_close),
-                        np.uint64(0) if self._fitted is None else self._fitted,
-                    ),
-                )  # fmt: skip
-            # The per-thread default stream is another one in each thread, under the same pointer.
-            key = (stream.ptr, threading.get_ident() if stream.ptr == runtime.streamPerThread else 0)
-            if key not in self._events:
-                self._events[key] = (cupy.cuda.Event(disable_timing=True), stream)
-            self._events[key][0].record(stream)
-        return x, y
+                (np.uint64(scratch), windows, self._columns, np.uint64(stats)),
+            )
+        self._kernel(grid, block, (np.uint64(scratch), np.uint64(x), windows, self._columns, np.uint64(stats)))
 
     def close(self) -> None:
-        """Wait until every gather queued so far has read its rows, and give back the tables."""
-        with self._device:
-            for event, _ in list(self._events.values()):
-                event.synchronize()
-            self._tables, self._bases, self._y, self._columns, self._methods = [], None, None, None, None
-            self._fitted = None
-            # Free blocks now; those under batches that are still referred to return with them.
-            self._pool.free_all_blocks()
+        """Give back the tables."""
+        self._tables, self._bases, self._y, self._columns, self._host_y = [], None, None, None, None
 
 
-def _view(array: Any, first: int, count: int) -> Any:
-    """Entries ``first : first + count`` without a copy; built directly, in half the time of a slice."""
-    return cupy.ndarray((count, *array.shape[1:]), array.dtype, array.data + first * array.strides[0])
+def _addresses_nbytes(count: int) -> int:
+    """Bytes of so many addresses, a multiple of 16."""
+    return -(-count // 2) * 16
+
+
+def _columns(index: Tables, n_columns: int) -> npt.NDArray[np.void]:
+    """The kernel's struct Column of each served column."""
+    sources = np.arange(n_columns) if index.columns is None else index.columns
+    columns = np.zeros(len(sources), COLUMN)
+    columns["source"] = sources
+    if index.methods is not None:
+        columns["method"] = index.methods
+    columns["close"] = index.close_column if index.close_columns is None else index.close_columns
+    if index.fitted is not None:
+        columns["mean"], columns["deviation"] = index.fitted
+    return columns

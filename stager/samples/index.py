@@ -84,6 +84,8 @@ class SampleIndex:
         How each served column is normalised; None for raw values.
     close_column : int
         The column of the rows that prices are normalised by.
+    close_columns : (n_served,) int64 or None
+        Of a panel, the same for each served column: that of its symbol.
     fitted : (2, n_served) float64 or None
         Mean and deviation of each served column, where some are normalised by what was fitted.
     """
@@ -101,6 +103,7 @@ class SampleIndex:
     methods: npt.NDArray[np.int32] | None = None
     close_column: int = 0
     fitted: Fitted | None = None
+    close_columns: IntArray | None = None
 
     @property
     def n_samples(self) -> int:

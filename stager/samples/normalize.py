@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from stager.errors import SampleError
 from stager.packs.manifest import Column
 
 Method: TypeAlias = Literal["none", "last", "log1p", "zscore"]
+DType: TypeAlias = Literal["float32", "float16", "bfloat16"]
 FloatArray = npt.NDArray[np.float32]
 # Mean and standard deviation of each served column, (2, n_columns).
 Fitted: TypeAlias = npt.NDArray[np.float64]
@@ -178,3 +179,22 @@ def _zscore(values: npt.NDArray[np.float64]) -> None:
     # All values are the same, so all are 0 already.
     deviation[deviation == 0] = 1.0
     values /= deviation[:, None]
+
+
+def cast(x: FloatArray, dtype: DType) -> npt.NDArray[Any]:
+    """Values as the nearest of another type, ties to even; the bits of bfloat16, which NumPy does not know, as uint16.
+
+    What lies beyond float16 is infinite, and NaN is one number of either sign, on every device.
+    """
+    if dtype == "float32":
+        return x
+    bits = x.view(np.uint32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            half = x.astype(np.float16).view(np.uint16)
+    else:
+        half = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    missing = np.isnan(x)
+    if missing.any():
+        half[missing] = ((bits[missing] >> 16) & 0x8000) | (0x7E00 if dtype == "float16" else 0x7FC0)
+    return half.view(np.float16) if dtype == "float16" else half

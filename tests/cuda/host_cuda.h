@@ -1,5 +1,6 @@
 // What order.cu and gather.cu need of CUDA, for a compiler of plain C++: one thread runs at a time, whose place the test sets.
 #include <cmath>
+#include <cstring>
 
 #define __device__
 #define __global__
@@ -19,6 +20,13 @@ struct alignas(8) float2 {
     float x, y;
 };
 
+struct alignas(8) ushort4 {
+    unsigned short x, y, z, w;
+};
+struct alignas(16) double2 {
+    double x, y;
+};
+
 template <typename T>
 T __ldg(const T *p) {
     return *p;
@@ -33,4 +41,25 @@ inline double __dadd_rn(double a, double b) { return a + b; }
 inline double __dsub_rn(double a, double b) { return a - b; }
 inline double __dmul_rn(double a, double b) { return a * b; }
 inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double __drcp_rn(double a) { return 1.0 / a; }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
 inline double __dsqrt_rn(double a) { return std::sqrt(a); }
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    std::memcpy(&bits, &value, 4);
+    return bits;
+}
+
+// Halves by arithmetic: the kernels use an instruction.
+inline unsigned short half_bits(float value) {
+    const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000;
+    if (value != value) return (unsigned short)(sign | 0x7e00);
+    const double size = std::fabs((double)value);
+    if (size >= 65520.0) return (unsigned short)(sign | 0x7c00);
+    int exponent;
+    std::frexp(size, &exponent);
+    const int unit = exponent < -13 ? -24 : exponent - 11;
+    const unsigned units = (unsigned)std::nearbyint(std::ldexp(size, -unit));
+    const bool small = size == 0.0 || exponent < -13;
+    return (unsigned short)(sign | (small ? units : (unsigned)(exponent + 14 << 10) + units - 1024));
+}

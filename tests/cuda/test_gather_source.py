@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stager.samples.normalize import LOG1P, apply
+from stager.samples.normalize import LOG1P, apply, cast
 from stager.samples.order import Order
 from stager.samples.schedule import Schedule
 
@@ -151,35 +151,160 @@ def test_windows_are_copied(kernels, vector, n_columns, pieces):
         np.testing.assert_array_equal(x.reshape(right.shape), right)
 
 
+def guarded(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """An array aligned as a GPU's memory is, of poison, with 64 bytes of it before and after."""
+    nbytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    memory = np.full(nbytes + 256, 0xA5, np.uint8)
+    first = 64 + -memory.ctypes.data % 64
+    made = memory[first : first + nbytes].view(dtype).reshape(shape)
+    made_of[made.ctypes.data] = memory
+    return made
+
+
+made_of: dict[int, np.ndarray] = {}
+
+
+def assert_guards(array: np.ndarray) -> None:
+    memory = made_of.pop(array.ctypes.data)
+    first = array.ctypes.data - memory.ctypes.data
+    assert (memory[:first] == 0xA5).all()
+    assert (memory[first + array.nbytes :] == 0xA5).all()
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+@pytest.mark.parametrize("n_columns", [1, 3, 5, 7])
+def test_windows_that_begin_anywhere_are_copied_in_sixteen_bytes(kernels, n_columns, pieces):
+    window, n = 12, 500 - 12 + 1
+    rows = guarded((500, n_columns), np.float32)
+    rows[:] = np.random.default_rng(n_columns).normal(size=rows.shape)
+    starts = np.arange(n)
+    addresses = (rows.ctypes.data + starts * 4 * n_columns).astype(np.uint64)
+    x = guarded((n, window, n_columns), np.float32)
+    launch(
+        kernels, "copy_windows_shifted", 2, (8, 3), at(addresses), at(x), I64(n), I32(window * n_columns // 4),
+        pieces=pieces,
+    )  # fmt: skip
+    np.testing.assert_array_equal(x, rows[starts[:, None] + np.arange(window)])
+    assert_guards(x)
+
+
+class WindowsParameters(ctypes.Structure):
+    _fields_ = (("count", I64), *((name, I32) for name in ("window", "row_floats", "n_columns", "step")))
+
+
+def serve(
+    kernels: Any, addresses: np.ndarray, n_all: int, window: int, columns: np.ndarray, dtype: str,
+    *, fours: bool = False, step: int = 1, stats: bool = True, pieces: int = 1,
+) -> np.ndarray:  # fmt: skip
+    """Windows as the kernels serve them."""
+    n, n_served = len(addresses), len(columns)
+    windows = WindowsParameters(n, window, n_all, n_served, step)
+    found = guarded((n, n_served, 2), np.float64)
+    if stats:
+        launch(kernels, "window_stats", 2, (16, 1), at(addresses), windows, at(columns), at(found))
+    x = guarded((n, window, n_served), np.float32 if dtype == "float32" else np.uint16)
+    launch(
+        kernels, f"serve_{'fours_' if fours else ''}{dtype}", 2, (8, 3), at(addresses), at(x), windows, at(columns),
+        at(found) if stats else ctypes.c_void_p(), pieces=pieces,
+    )  # fmt: skip
+    assert_guards(x)
+    return x
+
+
+def columns_of(sources: Any, methods: Any = 0, close: Any = 0, fitted: Any = (0, 1)) -> np.ndarray:
+    columns = np.zeros(len(sources), gather.COLUMN)
+    columns["source"], columns["method"], columns["close"] = sources, methods, close
+    columns["mean"], columns["deviation"] = fitted
+    return columns
+
+
 @pytest.mark.parametrize("pieces", [1, 3])
 @pytest.mark.parametrize("columns", [[0], [6, 2], [3, 3, 0, 5, 1, 6, 2, 4]])
 def test_chosen_columns_are_copied(kernels, columns, pieces):
     for window in (1, 2, 63):
         _rows, addresses, right = windows_of(7, window, 21)
-        x = np.zeros((21, window, len(columns)), np.float32)
-        launch(
-            kernels, "copy_columns", 2, (8, 3), at(addresses), at(x), I64(21), I32(window * len(columns)),
-            at(np.array(columns, np.int32)), I32(len(columns)), I32(7), pieces=pieces,
-        )  # fmt: skip
+        x = serve(kernels, addresses, 7, window, columns_of(columns), "float32", stats=False, pieces=pieces)
         np.testing.assert_array_equal(x, right[:, :, columns])
 
 
+@pytest.mark.parametrize("n_columns", [4, 8, 12])
+def test_four_columns_at_a_time_are_those_one_by_one(kernels, n_columns):
+    methods = np.resize([1, 3, 2, 0, 4], n_columns)
+    for dtype, window in product(("float32", "float16", "bfloat16"), (1, 3, 64)):
+        _rows, addresses, right = windows_of(n_columns, window, 21)
+        columns = columns_of(range(n_columns), methods, 2, np.stack([right[0, 0], np.full(n_columns, 3.0)]))
+        one, four = (
+            serve(kernels, addresses, n_columns, window, columns, dtype, fours=fours, pieces=2)
+            for fours in (False, True)
+        )
+        np.testing.assert_array_equal(one, four)
+
+
+def test_rows_of_a_window_may_lie_apart(kernels):
+    window, step, n_all = 7, 3, 5
+    _rows, addresses, right = windows_of(n_all, (window - 1) * step + 1, 21)
+    methods = np.array([1, 3, 0, 1, 3])
+    wanted, close = right[:, ::step].copy(), 4
+    x = serve(kernels, addresses, n_all, window, columns_of(range(n_all), methods, close), "float32", step=step)
+    apply(wanted, methods.astype(np.int32), right[:, -1, close])
+    np.testing.assert_array_equal(x.view(np.uint32), wanted.view(np.uint32))
+
+
+@pytest.mark.parametrize("stats", [True, False])
 @pytest.mark.parametrize("window", [1, 2, 3, 64])
-def test_windows_are_normalised(kernels, window):
+def test_windows_are_normalised(kernels, window, stats):
     """All but the logarithm bit for bit as on NumPy."""
-    methods = np.array([1, 3, 2, 0, 3, 4, 2], np.int32)
+    methods = np.array([1, 3, 2, 0, 3, 4, 2] if stats else [1, 1, 2, 0, 1, 4, 2], np.int32)
     fitted = np.random.default_rng(1).normal(60_000, 3, (2, 7))
     _rows, addresses, right = windows_of(7, window, 21)
-    x, wanted, close = right.copy(), right.copy(), 2
-    launch(
-        kernels, "normalize", 2, (16, 1), at(addresses), at(x), I64(21 * 7), I32(window), I32(7), at(methods),
-        I64((window - 1) * 7 + close), at(fitted),
-    )  # fmt: skip
+    wanted, close = right.copy(), 2
+    x = serve(kernels, addresses, 7, window, columns_of(range(7), methods, close, fitted), "float32", stats=stats)
     apply(wanted, methods, right[:, -1, close], fitted)
     logs = methods == LOG1P
     np.testing.assert_array_equal(x[:, :, ~logs].view(np.uint32), wanted[:, :, ~logs].view(np.uint32))
     np.testing.assert_array_max_ulp(x[:, :, logs], wanted[:, :, logs], maxulp=4)
     assert np.isfinite(x).all()
+
+
+@pytest.mark.parametrize("stats", [True, False])
+def test_quotients_are_rounded_as_division_rounds_them(kernels, stats):
+    """Of any two float32, tiny, huge, zero, infinite and missing ones too."""
+    rng = np.random.default_rng(2)
+    rows = rng.integers(0, 1 << 32, (20_000, 2), np.uint32).view(np.float32)
+    rows[:100, 1] = rng.choice([0.0, -0.0, np.inf, np.nan, 1e-45, 3.4e38, 1.0], 100)
+    rows[1000:1200, 0] = rows[1000:1200, 1]
+    if stats:
+        # Then the last close that is there is meant: a missing one has no other before it here.
+        rows = rows[~np.isnan(rows[:, 1])]
+    addresses = (rows.ctypes.data + np.arange(len(rows)) * 8).astype(np.uint64)
+    x = serve(kernels, addresses, 2, 1, columns_of([0], 1, 1), "float32", stats=stats)
+    with np.errstate(all="ignore"):
+        wanted = (rows[:, 0].astype(np.float64) / rows[:, 1].astype(np.float64) - 1.0).astype(np.float32)
+    there = ~np.isnan(wanted)
+    np.testing.assert_array_equal(x[there, 0, 0].view(np.uint32), wanted[there].view(np.uint32))
+    assert np.isnan(x[~there]).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_values_are_cast_to_the_nearest(kernels, dtype):
+    rng = np.random.default_rng(3)
+    values = rng.integers(0, 1 << 32, 100_000, np.uint32)
+    halves = np.arange(1 << 16).astype(np.uint16)
+    exact = halves.view(np.float16).astype(np.float32).view(np.uint32)
+    # Between two neighbours, and what lies about it.
+    ties = np.concatenate(
+        [exact + np.uint32((1 << 12) + d) for d in (-1, 0, 1)] + [(halves.astype(np.uint32) << 16) + 0x8000]
+    )
+    rows = np.concatenate([values, exact, ties]).astype(np.uint32).view(np.float32).reshape(-1, 1)
+    addresses = (rows.ctypes.data + np.arange(len(rows)) * 4).astype(np.uint64)
+    x = serve(kernels, addresses, 1, 1, columns_of([0]), dtype, stats=False)
+    np.testing.assert_array_equal(x[:, 0, 0], cast(rows[:, 0], dtype).view(np.uint16))
+    if dtype == "bfloat16":
+        there = ~np.isnan(rows[:, 0])
+        near = (x[:, 0, 0].astype(np.uint32) << 16).view(np.float32)
+        up = ((x[:, 0, 0].astype(np.uint32) + 1) << 16).view(np.float32)
+        with np.errstate(all="ignore"):
+            assert (np.abs(near - rows[:, 0]) <= np.abs(up - rows[:, 0]))[there & np.isfinite(near)].all()
 
 
 @pytest.mark.parametrize("n_columns", [1, 5, 8])

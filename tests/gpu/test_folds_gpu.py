@@ -75,14 +75,14 @@ def test_what_is_fitted_on_a_fold_is_applied_alike(place):
 
 def test_all_folds_use_the_rows_and_targets_of_the_whole_set():
     st = Stager(bar_table(STEPS), window=16, target=Target(horizon=3), batch_size=50, device="cuda")
-    rows, y = st.resident.rows.data.ptr, st._gather._y.data.ptr
+    rows, y = st.resident.rows.data.ptr, st._gather._gathers[0]._y.data.ptr
     folds = st.split(PurgedKFold(3))
     for fold in folds:
         for part in (fold.train, fold.test):
             assert part.resident.rows.data.ptr == rows
-            assert part._gather._y.data.ptr == y
+            assert part._gather._gathers[0]._y.data.ptr == y
             list(part.batches())
-            assert part._gather._pool is st._gather._pool
+            assert part._gather._groups._slots is st._gather._groups._slots
     # The targets live for as long as one of their users.
     kept = list(folds[0].test.batches())
     st.close()

@@ -1,0 +1,255 @@
+"""Batches from a GPU: many are gathered at once, on a stream of their own, while those before are in use.
+
+A group lies in a slot of memory. When the first batch of one is asked for, the gather of the next is queued; with the
+group whose last batch the caller's loop still refers to, three slots go round.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import cupy
+from cupy.cuda import runtime
+
+from stager.config import format_nbytes
+from stager.cuda.capture import relaxed
+from stager.cuda.exports import Export, Framework, WholeDevice, export_to
+from stager.cuda.gather import Field, Schedule, WindowGather
+from stager.cuda.slots import Slot, Slots
+from stager.errors import CaptureActiveError, StagingMemoryError
+
+# Of a group: a part of the device's memory, within bounds. The first are smaller, so that the first batch comes soon.
+_SHARE = 512
+_LEAST_NBYTES, _MOST_NBYTES = 16 << 20, 256 << 20
+_FIRST_NBYTES = 8 << 20
+_ALIGNMENT = 256
+# Of groups that a few kept batches hold; then batches come as copies, and one that is kept holds itself alone.
+_MOST_WASTED = 3
+
+
+class GatherStream:
+    """The stream that gathers, and the device as slots need it.
+
+    Parameters
+    ----------
+    device : int
+    """
+
+    def __init__(self, device: int) -> None:
+        self.device = cupy.cuda.Device(device)
+        with self.device:
+            self.stream = cupy.cuda.Stream(non_blocking=True)
+            self._event = cupy.cuda.Event(disable_timing=True)
+            self.group_nbytes = min(max(runtime.memGetInfo()[1] // _SHARE, _LEAST_NBYTES), _MOST_NBYTES)
+
+    def allocate(self, nbytes: int) -> Any:
+        """Memory of its own, not of the user's arena or pool."""
+        try:
+            return cupy.cuda.Memory(nbytes)
+        except (MemoryError, runtime.CUDARuntimeError) as error:
+            free = format_nbytes(runtime.memGetInfo()[0])
+            raise StagingMemoryError(
+                f"a group of batches needs {format_nbytes(nbytes)} on the GPU, {free} are free ({error}); keep fewer "
+                f"batches, use a smaller batch_size, or free memory"
+            ) from error
+
+    def wait_for(self, streams: Iterable[Any]) -> bool:
+        """Make the gather wait for all that is queued on the streams by now; false where one captures a graph."""
+        streams = list(streams)
+        if any(_is_capturing(stream) for stream in streams):
+            return False
+        for stream in streams:
+            if isinstance(stream, WholeDevice):
+                self.device.synchronize()
+            else:
+                self._event.record(stream)
+                self.stream.wait_event(self._event)
+        return True
+
+
+class Group:
+    """Some batches in a slot."""
+
+    def __init__(self, slot: Slot, fields: Sequence[Field], offsets: Sequence[int], sizes: list[int]) -> None:
+        self.slot, self._fields, self._offsets, self._sizes = slot, fields, offsets, sizes
+        self.ready = cupy.cuda.Event(disable_timing=True)
+
+    def hand_to(self, stream: Any) -> None:
+        """Let the stream wait for the gather, and the next gather into the slot for the stream.
+
+        Raises
+        ------
+        CaptureActiveError
+        """
+        key = _identity(stream)
+        if key in self.slot.streams:
+            return
+        if _is_capturing(stream):
+            raise CaptureActiveError(
+                "the current stream captures a CUDA graph, of which a batch that is handed out is no part; take "
+                "batches outside the capture, or capture a stager.cuda.graphs.GraphBatch"
+            )
+        if isinstance(stream, WholeDevice):
+            self.ready.synchronize()
+        else:
+            stream.wait_event(self.ready)
+        self.slot.streams[key] = stream
+
+    def split(self, export: Export, reuse: bool) -> Iterator[tuple[Any, ...]]:
+        """The arrays of each batch."""
+        layout = (tuple(self._fields), tuple(self._sizes)) if reuse else None
+        kept = self.slot.kept(layout)
+        if kept is not None:
+            return iter(kept)
+        pointer = cupy.cuda.MemoryPointer(self.slot.memory, 0)
+        made = [
+            export.split(pointer + offset, field, self._sizes)
+            for field, offset in zip(self._fields, self._offsets, strict=True)
+        ]
+        batches = zip(*(arrays for arrays, _ in made), strict=True)
+        self.slot.n_handed = sum(n for _, n in made)
+        if not reuse:
+            return batches
+        listed = list(batches)
+        del made, batches, pointer
+        self.slot.keep(layout, listed)
+        return iter(listed)
+
+
+class Groups:
+    """Serves the batches of one Stager.
+
+    Parameters
+    ----------
+    gathers : sequence of WindowGather
+        What is gathered for the same samples.
+    device : int
+    fields : sequence of Field, optional
+        The shapes in which their fields are served, one after the other, of as many bytes.
+    like : Groups, optional
+        Another one over the same rows; stream and slots are shared with it.
+    """
+
+    def __init__(
+        self,
+        gathers: Sequence[WindowGather],
+        device: int,
+        fields: Sequence[Field] | None = None,
+        like: Groups | None = None,
+    ) -> None:
+        self._gathers, self._device, self._owns = tuple(gathers), device, like is None
+        self._gatherer: GatherStream = GatherStream(device) if like is None else like._gatherer
+        self._slots: Slots = Slots(self._gatherer) if like is None else like._slots
+        self._fields = [field for gather in gathers for field in gather.fields] if fields is None else list(fields)
+        self._sample_nbytes = sum(field.nbytes for field in self._fields)
+
+    def batches(
+        self,
+        schedule: Schedule,
+        first: int,
+        stop: int,
+        to: Framework | None = None,
+        streams: Sequence[Any] = (),
+        reuse: bool = False,
+    ) -> Iterator[tuple[Any, ...]]:
+        """The fields of batches ``first : stop`` of an epoch, in order.
+
+        Parameters
+        ----------
+        schedule : Schedule
+        first, stop : int
+        to : {"torch", "jax", "numpy"}, optional
+        streams : sequence of cupy.cuda.Stream
+            Streams that will use them, beside the one that is current when a batch is asked for.
+        reuse : bool
+            Hand out the same CuPy arrays again when a slot is used again and nothing refers to them.
+        """
+        export = export_to(to, self._device, self._gatherer.stream)
+        spans = self._spans(schedule, first, stop)
+        group = ahead = None
+        try:
+            ahead = self._begin(schedule, next(spans, None))
+            while ahead is not None:
+                group, ahead = ahead, None
+                stream = export.stream()
+                for consumer in (stream, *streams):
+                    group.hand_to(consumer)
+                ahead = self._begin(schedule, next(spans, None))
+                copied = self._slots.n_wasted >= _MOST_WASTED
+                for batch in group.split(export, reuse and to is None):
+                    now = export.stream()
+                    if now is not stream:
+                        group.hand_to(now)
+                        stream = now
+                    yield tuple(map(export.copy, batch)) if copied else batch
+                    del batch
+                slot, group = group.slot, None
+                self._slots.give_back(slot)
+        finally:
+            for left in (group, ahead):
+                if left is not None:
+                    self._slots.give_back(left.slot)
+
+    def close(self) -> None:
+        """Wait until every gather queued so far has read its rows, and give back what is not in use."""
+        self._gatherer.stream.synchronize()
+        if self._owns:
+            self._slots.forget()
+        for gather in self._gathers:
+            gather.close()
+
+    def _spans(self, schedule: Schedule, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """First and last batch of each group, and the bytes of a full group."""
+        batch_nbytes = schedule.typical_size * self._sample_nbytes
+        full = min(max(1, self._gatherer.group_nbytes // batch_nbytes), stop - first)
+        n, nbytes = max(1, _FIRST_NBYTES // batch_nbytes), self._layout(full * schedule.typical_size)[1]
+        while first < stop:
+            end = min(first + min(n, full), stop)
+            yield first, end, nbytes
+            first, n = end, 2 * n
+
+    def _layout(self, count: int) -> tuple[list[int], int]:
+        """Where the fields, and then the scratch of each gather, begin in a group of `count` samples; its bytes."""
+        sizes = [count * field.nbytes for field in self._fields]
+        sizes += [gather.scratch_nbytes(count) for gather in self._gathers]
+        offsets, end = [], 0
+        for size in sizes:
+            offsets.append(end)
+            end += -(-size // _ALIGNMENT) * _ALIGNMENT
+        return offsets, end
+
+    def _begin(self, schedule: Schedule, span: tuple[int, int, int] | None) -> Group | None:
+        """Queue the gather of a group."""
+        if span is None:
+            return None
+        first, stop, nbytes = span
+        edges = schedule.offsets(first, stop)
+        offsets, needed = self._layout(int(edges[-1]))
+        n_fields = len(self._fields)
+        with relaxed(), self._gatherer.device:
+            slot = self._slots.take(max(nbytes, needed))
+            try:
+                group = Group(slot, self._fields, offsets[:n_fields], (edges[1:] - edges[:-1]).tolist())
+                places = [slot.memory.ptr + offset for offset in offsets]
+                fields, scratches = places[:n_fields], places[n_fields:]
+                with self._gatherer.stream:
+                    for gather, scratch in zip(self._gathers, scratches, strict=True):
+                        gather.fill(fields[: gather.n_fields], scratch, schedule, first, stop)
+                        del fields[: gather.n_fields]
+                    group.ready.record()
+            except BaseException:
+                self._slots.give_back(slot)
+                raise
+        return group
+
+
+def _identity(stream: Any) -> tuple[int, int]:
+    """What tells streams apart: the per-thread default stream is another one in each thread, under the same pointer."""
+    return stream.ptr, threading.get_ident() if stream.ptr == runtime.streamPerThread else 0
+
+
+def _is_capturing(stream: Any) -> bool:
+    # The legacy stream can't capture, and asking it would disturb the capture of another one.
+    return stream.ptr not in (0, 1) and bool(runtime.streamIsCapturing(stream.ptr))
