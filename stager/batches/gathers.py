@@ -148,6 +148,15 @@ class OnGpu:
         ]
         self._groups: Groups = Groups(self._gathers, device, fields, None if like is None else like._groups)
 
+    @property
+    def of_panel(self) -> bool:
+        return self._n_symbols > 0
+
+    @property
+    def windows(self) -> Any:
+        """The gather of windows and targets."""
+        return self._gathers[0]
+
     def batches(
         self, schedule: Schedule, first: int, stop: int, to: Framework | None, streams: Sequence[Any], reuse: bool
     ) -> Iterator[Arrays]:

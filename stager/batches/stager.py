@@ -16,6 +16,7 @@ from stager.batches.configured import read_configuration
 from stager.batches.folds import Fold
 from stager.batches.frameworks import Framework, check_framework
 from stager.batches.gathers import Arrays, consumer_streams, make_gather
+from stager.batches.graph import GraphSource, graph_source
 from stager.batches.position import go_on, state_of
 from stager.batches.provenance import locate, newest, to_table
 from stager.batches.resident import PackSource, Placement, Resident, stage, stage_as
@@ -257,6 +258,17 @@ class Stager:
         streams = [] if self.resident.device.index is None else consumer_streams(stream, self.resident.device.index)
         served = self._gather.batches(schedule, int(start), len(self), to, streams, reuse)
         return self._serve(int(epoch), int(start), schedule, served)
+
+    def graph_source(self) -> GraphSource:
+        """What :class:`stager.cuda.graphs.GraphBatch` needs.
+
+        Raises
+        ------
+        SampleError
+            If batches can't be served inside a CUDA graph, saying why.
+        """
+        self._check_open()
+        return graph_source(self, self._gather, lambda epoch: self._schedule(epoch).order)
 
     def state_dict(self, epoch: int, next_batch: int) -> dict[str, Any]:
         """Where a training is, as a few values that JSON keeps.

@@ -39,6 +39,54 @@ extern "C" __global__ void resolve(
     }
 }
 
+// Where a graph of the user's is in its epochs; it goes on with each replay. Mirrors CURSOR in graphs.py.
+struct Cursor {
+    i64 epoch, batch;  // of the next batch; epochs count from the first whose order is in the table
+    u32 n_done;        // blocks of this launch that are done
+    u32 padding;
+};
+
+// The same for the batch at a cursor, which then goes on. Past the end of an epoch positions begin again and are not
+// valid. Past the last order nothing is known: `nothing` is a window of missing values.
+extern "C" __global__ void resolve_next(
+    Cursor *__restrict__ cursor, const Order *__restrict__ orders, i64 n_orders, i64 n_batches, i64 stride, i64 offset,
+    i64 count, i64 window, i64 row_nbytes,
+    const i64 *__restrict__ span_ids, const i64 *__restrict__ span_rows, i64 n_spans,
+    const u64 *__restrict__ bases, i64 base_rows, u64 nothing,
+    const float *__restrict__ target, int n_targets, u64 *__restrict__ addresses, float *__restrict__ y,
+    unsigned char *__restrict__ valid) {
+    const i64 epoch = ((volatile Cursor *)cursor)->epoch, batch = ((volatile Cursor *)cursor)->batch;
+    const bool known = epoch < n_orders;
+    const Order *__restrict__ order = orders + (known ? epoch : 0);
+    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < count; i += (i64)gridDim.x * blockDim.x) {
+        const i64 position = batch * stride + offset + i;
+        valid[i] = known && position < order->n;
+        i64 row = 0;
+        if (known) {
+            const i64 sample = sample_at(*order, position % order->n);
+            const i64 span = find_span(span_ids, n_spans, sample);
+            row = span_rows[span] + (sample - span_ids[span]);
+            const i64 start = row - window + 1, base = start / base_rows;
+            addresses[i] = bases[base] + (u64)(start - base * base_rows) * row_nbytes;
+        } else {
+            addresses[i] = nothing;
+        }
+        if (y) {
+            for (int k = 0; k < n_targets; ++k) {
+                y[i * n_targets + k] = known ? target[row * n_targets + k] : *(const float *)nothing;
+            }
+        }
+    }
+    // The last block to end knows that all others have read the cursor.
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0 && atomicAdd(&cursor->n_done, 1u) == gridDim.x - 1) {
+        cursor->n_done = 0;
+        cursor->batch = batch + 1 == n_batches ? 0 : batch + 1;
+        if (batch + 1 == n_batches) cursor->epoch = epoch + 1;
+    }
+}
+
 // Staging: rows that came segment after segment go to their places. Row sources[p] + k of a piece goes to places[p] + k.
 extern "C" __global__ void scatter_rows(
     const float *__restrict__ from, float *__restrict__ rows, i64 first, i64 count, int n_columns,

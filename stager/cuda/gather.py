@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from stager.cuda import device_memory, upload
 from stager.cuda.driver import CudaDriver
-from stager.cuda.order import order_parameters
+from stager.cuda.order import ORDER, order_parameters
 from stager.cuda.watch import Watch
 from stager.errors import DeviceError
 
@@ -53,7 +53,7 @@ def kernels(device: int) -> dict[str, Any]:
         source = kernel_source()
         copies = [f"copy_windows_{kind}" for kind in ("16", "8", "4", "shifted")]
         serves = [f"serve_{kind}{dtype}" for kind in ("", "fours_") for dtype in ("float32", "float16", "bfloat16")]
-        names = ("resolve", *copies, *serves, "window_stats", "scatter_rows")
+        names = ("resolve", "resolve_next", *copies, *serves, "window_stats", "scatter_rows")
         with cupy.cuda.Device(device):
             try:
                 module = cupy.RawModule(code=source, options=("--std=c++17",))
@@ -249,6 +249,45 @@ class WindowGather:
             ),
         )  # fmt: skip
         self.copy(pointers[0], scratch, count)
+
+    def fill_next(
+        self, x: int, y: int, valid: int, scratch: int, count: int, cursor: Any, orders: Any, places: Sequence[int]
+    ) -> None:
+        """Queue the gather of `count` samples at a cursor, which goes on by one batch.
+
+        Parameters
+        ----------
+        x, y, valid : int
+            Where they are written.
+        scratch : int
+        count : int
+        cursor : device array
+            One struct Cursor.
+        orders : (n_epochs,) device array of ORDER
+        places : sequence of int
+            Batches of an epoch; positions from one batch to the next; the first position of a batch in its own; and the
+            address of a window of missing values.
+        """
+        n_batches, stride, offset, nothing = places
+        self._kernels["resolve_next"](
+            (min(_MAX_BLOCKS, -(-count // _THREADS)),),
+            (_THREADS,),
+            (
+                cursor, orders, np.int64(orders.nbytes // ORDER.itemsize), np.int64(n_batches), np.int64(stride),
+                np.int64(offset), np.int64(count),
+                np.int64(self._windows["window"]), np.int64(self._row_nbytes),
+                *self._tables, np.int64(len(self._tables[1])),
+                self._bases, np.int64(self._base_rows), np.uint64(nothing),
+                np.uint64(0 if self._y is None else self._y.data.ptr), np.int32(self._n_targets),
+                np.uint64(scratch), np.uint64(y), np.uint64(valid),
+            ),
+        )  # fmt: skip
+        self.copy(x, scratch, count)
+
+    @property
+    def held(self) -> list[Any]:
+        """What the kernels read, beside the rows."""
+        return [*self._tables, self._bases, self._y, self._columns]
 
     def copy(self, x: int, scratch: int, count: int) -> None:
         """Queue what follows resolving: the windows of `count` addresses at `scratch`."""

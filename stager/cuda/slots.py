@@ -38,7 +38,11 @@ class Slot:
         self.streams: dict[Any, Any] = {}
         self.n_handed = 0
         self._kept: tuple[Any, Sequence[tuple[Any, ...]], list[int]] | None = None
-        self._at_rest = sys.getrefcount(memory)
+        self._at_rest = 0
+
+    def rest(self) -> None:
+        """Take the references to the memory that there are now for those that no array holds."""
+        self._at_rest = sys.getrefcount(self.memory)
 
     @property
     def n_alive(self) -> int:
@@ -58,14 +62,14 @@ class Slot:
     def keep(self, layout: Any, batches: Sequence[tuple[Any, ...]]) -> None:
         """Keep a layout's arrays, which nothing else refers to yet, to hand out the same objects again."""
         self._kept = layout, batches, _references(batches)
-        self._at_rest = sys.getrefcount(self.memory)
+        self.rest()
 
     def kept(self, layout: Any) -> Sequence[tuple[Any, ...]] | None:
         """The arrays kept for a layout; those of another are dropped. The slot is free."""
         if self._kept is not None and self._kept[0] == layout:
             return self._kept[1]
         self._kept = None
-        self._at_rest = sys.getrefcount(self.memory)
+        self.rest()
         return None
 
 
@@ -104,7 +108,9 @@ class Slots:
                     return self._idle.pop(number)
             # What is too small would hardly be used again.
             self._idle = [slot for slot in self._idle if slot.nbytes >= nbytes or not slot.is_free]
-            return Slot(self._driver.allocate(nbytes), nbytes)
+            slot = Slot(self._driver.allocate(nbytes), nbytes)
+            slot.rest()
+            return slot
 
     def give_back(self, slot: Slot) -> None:
         """The slot may be taken again once its arrays have died."""

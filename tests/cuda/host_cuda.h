@@ -27,6 +27,14 @@ struct alignas(16) double2 {
     double x, y;
 };
 
+inline void __syncthreads() {}
+inline void __threadfence() {}
+inline unsigned atomicAdd(unsigned *p, unsigned value) {
+    const unsigned before = *p;
+    *p += value;
+    return before;
+}
+
 template <typename T>
 T __ldg(const T *p) {
     return *p;

@@ -17,7 +17,7 @@ from stager.samples.order import Order
 from stager.samples.schedule import Schedule
 
 pytest.importorskip("cupy")
-from stager.cuda import gather
+from stager.cuda import gather, graphs
 from stager.cuda import order as order_table
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -121,6 +121,46 @@ def test_samples_of_whole_instants_are_resolved(kernels, shuffle, batch_size):
             ctypes.c_void_p(), I32(1), at(addresses), ctypes.c_void_p(),
         )  # fmt: skip
         np.testing.assert_array_equal(addresses.astype(np.int64), rows[ids])
+
+
+@pytest.mark.parametrize("n_targets", [0, 1, 3])
+@pytest.mark.parametrize(("n_batches", "stride", "offset"), [(4, 64, 0), (3, 100, 36), (7, 300, 100)])
+def test_a_cursor_goes_through_epochs_by_itself(kernels, n_batches, stride, offset, n_targets):
+    """Also past the end of an epoch, as padding, and past the last order that is there."""
+    rng = np.random.default_rng(n_batches)
+    window, count, n_rows, n_epochs = 5, 64, 2000, 3
+    rows = np.flatnonzero(rng.random(n_rows) < 0.2)
+    rows = rows[rows >= window - 1]
+    span_rows, span_ids = spans_of(rows)
+    orders = [Order(len(rows), 3, epoch) for epoch in range(n_epochs)]
+    table = np.stack([order_table.order_parameters(order) for order in orders])
+    target = rng.random((n_rows, max(1, n_targets))).astype(np.float32)
+    nothing = np.full(4, 0xFF, np.uint8)
+    cursor = np.zeros(1, graphs.CURSOR)
+    cursor["batch"] = 1
+    for step in range(1, n_batches * n_epochs + 2):
+        epoch, batch = divmod(step, n_batches)
+        assert (cursor["epoch"], cursor["batch"], cursor["n_done"]) == (epoch, batch, 0)
+        addresses, valid = np.zeros(count, np.uint64), np.full(count, 7, np.uint8)
+        y = np.zeros((count, max(1, n_targets)), np.float32)
+        launch(
+            kernels, "resolve_next", 5, (1, 1), at(cursor), at(table), I64(n_epochs),
+            I64(n_batches), I64(stride), I64(offset), I64(count), I64(window), I64(8),
+            at(span_ids), at(span_rows), I64(len(span_rows)), at(np.zeros(1, np.uint64)), I64(1 << 40),
+            U64(nothing.ctypes.data), at(target), I32(n_targets), at(addresses),
+            at(y) if n_targets else ctypes.c_void_p(), at(valid),
+        )  # fmt: skip
+        if epoch == n_epochs:
+            assert not valid.any()
+            assert (addresses == nothing.ctypes.data).all()
+            assert not n_targets or np.isnan(y).all()
+            continue
+        positions = batch * stride + offset + np.arange(count)
+        np.testing.assert_array_equal(valid, positions < len(rows))
+        ids = orders[epoch].sample_ids(0, len(rows))[positions % len(rows)]
+        np.testing.assert_array_equal(addresses, (rows[ids] - window + 1) * 8)
+        if n_targets:
+            np.testing.assert_array_equal(y, target[rows[ids]])
 
 
 def windows_of(n_columns: int, window: int, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

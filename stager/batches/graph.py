@@ -1,0 +1,64 @@
+"""What a batch inside a CUDA graph is made from, see :class:`stager.cuda.graphs.GraphBatch`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stager.batches.gathers import OnGpu
+from stager.errors import SampleError
+from stager.samples.order import Order
+
+if TYPE_CHECKING:
+    from stager.batches.stager import Stager
+
+
+@dataclass(frozen=True)
+class GraphSource:
+    """Attributes
+    ----------
+    rows : device array
+    gather : WindowGather
+    batch_size, n_batches : int
+    stride, offset : int
+        Positions from one batch to the next, and before the first of one.
+    window_nbytes : int
+        Bytes of the rows that a window spans.
+    order : callable
+        The order of an epoch.
+    check : callable
+        Raises unless there is such a batch of an epoch.
+    """
+
+    rows: Any
+    gather: Any
+    batch_size: int
+    n_batches: int
+    stride: int
+    offset: int
+    window_nbytes: int
+    order: Callable[[int], Order]
+    check: Callable[[int, int], None]
+
+
+def graph_source(st: Stager, gather: Any, order: Callable[[int], Order]) -> GraphSource:
+    """See :meth:`stager.Stager.graph_source`."""
+    if not isinstance(gather, OnGpu):
+        raise SampleError("a graph's batch needs rows on a GPU; these are on the host, use batches()")
+    if gather.of_panel or st.shuffle == "time":
+        what = "samples of a panel" if gather.of_panel else "batches of whole decision instants (shuffle='time')"
+        raise SampleError(f"{what} are not served inside a graph; use batches()")
+    if st.last == "keep" and st.n_samples % st.batch_size:
+        raise SampleError(
+            f"{st.n_samples:,} samples leave a shorter last batch of {st.n_samples % st.batch_size:,}, and a graph's "
+            f"batches are all of one size; use last='drop'"
+        )
+    rows = st.resident.rows
+
+    def check(epoch: int, batch: int) -> None:
+        st.sample_id(epoch, batch, 0)
+
+    return GraphSource(
+        rows, gather.windows, st.batch_size, len(st), st.batch_size, 0, st.window * rows.shape[1] * 4, order, check
+    )
