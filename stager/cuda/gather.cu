@@ -39,52 +39,70 @@ extern "C" __global__ void resolve(
     }
 }
 
-// Where a graph of the user's is in its epochs; it goes on with each replay. Mirrors CURSOR in graphs.py.
+// Where a graph of the user's is in its epochs; it goes on with each replay. Mirrors CURSOR in gather.py.
 struct Cursor {
     i64 epoch, batch;  // of the next batch; epochs count from the first whose order is in the table
     u32 n_done;        // blocks of this launch that are done
     u32 padding;
 };
 
-// The same for the batch at a cursor, which then goes on. Past the end of an epoch positions begin again and are not
-// valid. Past the last order nothing is known: `nothing` is a window of missing values.
-extern "C" __global__ void resolve_next(
-    Cursor *__restrict__ cursor, const Order *__restrict__ orders, i64 n_orders, i64 n_batches, i64 stride, i64 offset,
-    i64 count, i64 window, i64 row_nbytes,
-    const i64 *__restrict__ span_ids, const i64 *__restrict__ span_rows, i64 n_spans,
-    const u64 *__restrict__ bases, i64 base_rows, u64 nothing,
-    const float *__restrict__ target, int n_targets, u64 *__restrict__ addresses, float *__restrict__ y,
-    unsigned char *__restrict__ valid) {
-    const i64 epoch = ((volatile Cursor *)cursor)->epoch, batch = ((volatile Cursor *)cursor)->batch;
-    const bool known = epoch < n_orders;
-    const Order *__restrict__ order = orders + (known ? epoch : 0);
-    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < count; i += (i64)gridDim.x * blockDim.x) {
-        const i64 position = batch * stride + offset + i;
-        valid[i] = known && position < order->n;
-        i64 row = 0;
-        if (known) {
-            const i64 sample = sample_at(*order, position % order->n);
-            const i64 span = find_span(span_ids, n_spans, sample);
-            row = span_rows[span] + (sample - span_ids[span]);
-            const i64 start = row - window + 1, base = start / base_rows;
-            addresses[i] = bases[base] + (u64)(start - base * base_rows) * row_nbytes;
-        } else {
-            addresses[i] = nothing;
-        }
-        if (y) {
-            for (int k = 0; k < n_targets; ++k) {
-                y[i * n_targets + k] = known ? target[row * n_targets + k] : *(const float *)nothing;
-            }
-        }
+// What the batch at a cursor is made from. Mirrors NEXT in gather.py.
+struct Next {
+    Cursor *cursor;
+    const Order *orders;
+    i64 n_orders, n_batches;
+    i64 stride, offset;  // positions from one batch to the next, and before the first of one
+    i64 count, window, row_nbytes;
+    const i64 *span_ids, *span_rows;
+    i64 n_spans;
+    const u64 *bases;
+    i64 base_rows;
+    u64 nothing;  // a window of missing values
+    const float *target;
+    float *y;
+    unsigned char *valid;
+    i64 n_targets;
+};
+
+// The address of a sample's window; its targets are copied. Past the end of an epoch positions begin again and are not
+// valid; past the last order nothing is known.
+__device__ __forceinline__ u64 look_up(const Next &next, i64 epoch, i64 batch, i64 i) {
+    const i64 position = batch * next.stride + next.offset + i;
+    const bool known = epoch < next.n_orders;
+    const Order *__restrict__ order = next.orders + (known ? epoch : 0);
+    next.valid[i] = known && position < order->n;
+    u64 address = next.nothing;
+    const float *from = (const float *)next.nothing;
+    if (known) {
+        const i64 sample = sample_at(*order, position < order->n ? position : position % order->n);
+        const i64 span = find_span(next.span_ids, next.n_spans, sample);
+        const i64 row = next.span_rows[span] + (sample - next.span_ids[span]);
+        const i64 start = row - next.window + 1, base = start / next.base_rows;
+        address = next.bases[base] + (u64)(start - base * next.base_rows) * next.row_nbytes;
+        from = next.target + row * next.n_targets;
     }
+    for (i64 k = 0; k < next.n_targets; ++k) next.y[i * next.n_targets + k] = known ? from[k] : *from;
+    return address;
+}
+
+__device__ __forceinline__ void go_on(const Next &next, i64 epoch, i64 batch) {
     // The last block to end knows that all others have read the cursor.
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(&cursor->n_done, 1u) == gridDim.x - 1) {
-        cursor->n_done = 0;
-        cursor->batch = batch + 1 == n_batches ? 0 : batch + 1;
-        if (batch + 1 == n_batches) cursor->epoch = epoch + 1;
+    if (threadIdx.x == 0 && atomicAdd(&next.cursor->n_done, 1u) == gridDim.x - 1) {
+        const bool last = batch + 1 == next.n_batches;
+        next.cursor->n_done = 0;
+        next.cursor->batch = last ? 0 : batch + 1;
+        if (last) next.cursor->epoch = epoch + 1;
     }
+}
+
+extern "C" __global__ void resolve_next(const Next next, u64 *__restrict__ addresses) {
+    const i64 epoch = ((volatile Cursor *)next.cursor)->epoch, batch = ((volatile Cursor *)next.cursor)->batch;
+    for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < next.count; i += (i64)gridDim.x * blockDim.x) {
+        addresses[i] = look_up(next, epoch, batch, i);
+    }
+    go_on(next, epoch, batch);
 }
 
 // Staging: rows that came segment after segment go to their places. Row sources[p] + k of a piece goes to places[p] + k.
@@ -98,66 +116,82 @@ extern "C" __global__ void scatter_rows(
     }
 }
 
+// One window, shared by some lanes; n loads.
 template <typename V>
-__device__ __forceinline__ void copy_rows(const u64 *__restrict__ addresses, V *__restrict__ out, i64 count, int n) {
-    // blockDim.x lanes of gridDim.y blocks share a sample; blockDim.y samples share a block.
-    const int lanes = (int)(gridDim.y * blockDim.x);
-    for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < count; i += (i64)gridDim.x * blockDim.y) {
-        const V *__restrict__ from = (const V *)addresses[i];
-        V *__restrict__ to = out + i * n;
-        int k = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-        for (; k + 3 * lanes < n; k += 4 * lanes) {
-            V a = __ldg(from + k), b = __ldg(from + k + lanes);
-            V c = __ldg(from + k + 2 * lanes), d = __ldg(from + k + 3 * lanes);
-            __stcs(to + k, a);
-            __stcs(to + k + lanes, b);
-            __stcs(to + k + 2 * lanes, c);
-            __stcs(to + k + 3 * lanes, d);
-        }
-        for (; k < n; k += lanes) __stcs(to + k, __ldg(from + k));
+__device__ __forceinline__ void copy_window(u64 address, V *__restrict__ to, int n, int k, int lanes) {
+    const V *__restrict__ from = (const V *)address;
+    for (; k + 3 * lanes < n; k += 4 * lanes) {
+        V a = __ldg(from + k), b = __ldg(from + k + lanes);
+        V c = __ldg(from + k + 2 * lanes), d = __ldg(from + k + 3 * lanes);
+        __stcs(to + k, a);
+        __stcs(to + k + lanes, b);
+        __stcs(to + k + 2 * lanes, c);
+        __stcs(to + k + 3 * lanes, d);
     }
+    for (; k < n; k += lanes) __stcs(to + k, __ldg(from + k));
 }
 
-extern "C" __global__ void copy_windows_16(const u64 *addresses, float4 *out, i64 count, int n) {
-    copy_rows<float4>(addresses, out, count, n);
-}
-
-extern "C" __global__ void copy_windows_8(const u64 *addresses, float2 *out, i64 count, int n) {
-    copy_rows<float2>(addresses, out, count, n);
-}
-
-extern "C" __global__ void copy_windows_4(const u64 *addresses, float *out, i64 count, int n) {
-    copy_rows<float>(addresses, out, count, n);
-}
-
-// The same where rows do not keep to 16 bytes, as five columns do not: `shift` floats lie before a window in its first
+// The same where rows do not keep to 16 bytes, as five columns do not: `shift` floats lie before the window in its first
 // 16 bytes, and each lane puts together what it stores from two loads, of which the second is in the cache.
-extern "C" __global__ void copy_windows_shifted(
-    const u64 *__restrict__ addresses, float4 *__restrict__ out, i64 count, int n) {
-    const int lanes = (int)(gridDim.y * blockDim.x);
-    for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < count; i += (i64)gridDim.x * blockDim.y) {
-        const int shift = (int)(addresses[i] >> 2 & 3);
-        const float4 *__restrict__ from = (const float4 *)(addresses[i] & ~15ull);
-        float4 *__restrict__ to = out + i * n;
+struct Shifted {};
+__device__ __forceinline__ void copy_window(u64 address, float4 *__restrict__ to, int n, int k, int lanes, Shifted) {
+    const int shift = (int)(address >> 2 & 3);
+    const float4 *__restrict__ from = (const float4 *)(address & ~15ull);
 #pragma unroll 4
-        for (int k = (int)(blockIdx.y * blockDim.x + threadIdx.x); k < n; k += lanes) {
-            float4 a = __ldg(from + k), b = a;
-            if (shift && k + 1 < n) {
-                b = __ldg(from + k + 1);
-            } else if (shift) {
-                // Nothing is read beyond the window, which may be the last one of its memory.
-                const float *__restrict__ rest = (const float *)(from + k + 1);
-                b.x = __ldg(rest);
-                if (shift > 1) b.y = __ldg(rest + 1);
-                if (shift > 2) b.z = __ldg(rest + 2);
-            }
-            if (shift == 1) a = {a.y, a.z, a.w, b.x};
-            if (shift == 2) a = {a.z, a.w, b.x, b.y};
-            if (shift == 3) a = {a.w, b.x, b.y, b.z};
-            __stcs(to + k, a);
+    for (; k < n; k += lanes) {
+        float4 a = __ldg(from + k), b = a;
+        if (shift && k + 1 < n) {
+            b = __ldg(from + k + 1);
+        } else if (shift) {
+            // Nothing is read beyond the window, which may be the last one of its memory.
+            const float *__restrict__ rest = (const float *)(from + k + 1);
+            b.x = __ldg(rest);
+            if (shift > 1) b.y = __ldg(rest + 1);
+            if (shift > 2) b.z = __ldg(rest + 2);
         }
+        if (shift == 1) a = {a.y, a.z, a.w, b.x};
+        if (shift == 2) a = {a.z, a.w, b.x, b.y};
+        if (shift == 3) a = {a.w, b.x, b.y, b.z};
+        __stcs(to + k, a);
     }
 }
+
+// blockDim.x lanes of gridDim.y blocks share a window; blockDim.y windows share a block.
+template <typename V, typename... How>
+__device__ __forceinline__ void copy_windows(
+    const u64 *__restrict__ addresses, V *__restrict__ out, i64 count, int n, How... how) {
+    const int lanes = (int)(gridDim.y * blockDim.x), k = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < count; i += (i64)gridDim.x * blockDim.y) {
+        copy_window(addresses[i], out + i * n, n, k, lanes, how...);
+    }
+}
+
+// The batch at a cursor in one kernel: a block looks up a window and copies it.
+template <typename V, typename... How>
+__device__ __forceinline__ void next_windows(const Next &next, V *__restrict__ out, int n, How... how) {
+    __shared__ u64 address;
+    const i64 epoch = ((volatile Cursor *)next.cursor)->epoch, batch = ((volatile Cursor *)next.cursor)->batch;
+    for (i64 i = blockIdx.x; i < next.count; i += gridDim.x) {
+        if (threadIdx.x == 0) address = look_up(next, epoch, batch, i);
+        __syncthreads();
+        copy_window(address, out + i * n, n, (int)threadIdx.x, (int)blockDim.x, how...);
+        __syncthreads();
+    }
+    go_on(next, epoch, batch);
+}
+
+#define COPY(NAME, V, ...)                                                                                           \
+    extern "C" __global__ void copy_windows_##NAME(const u64 *addresses, V *out, i64 count, int n) {                 \
+        copy_windows<V>(addresses, out, count, n, ##__VA_ARGS__);                                                    \
+    }                                                                                                                \
+    extern "C" __global__ void next_windows_##NAME(const Next next, V *out, int n) {                                 \
+        next_windows<V>(next, out, n, ##__VA_ARGS__);                                                                \
+    }
+
+COPY(16, float4)
+COPY(8, float2)
+COPY(4, float)
+COPY(shifted, float4, Shifted())
 
 // How a served column comes from the rows. Mirrors COLUMN in gather.py; the methods are those of samples/normalize.py.
 struct Column {
@@ -213,21 +247,30 @@ extern "C" __global__ void window_stats(
 
 // v / close in float64 of two float32: one correction of the product with the rounded reciprocal is the rounded quotient,
 // because quotients of 24-bit numbers keep further from the middle between two doubles than the correction is off.
-__device__ __forceinline__ double divide(double v, double close) {
-    double reciprocal = __drcp_rn(close), q = __dmul_rn(v, reciprocal), rest = __fma_rn(-q, close, v);
-    if (rest != rest) return __ddiv_rn(v, close);  // zeros and infinities
-    return __fma_rn(rest, reciprocal, q);
-}
+struct Divisor {
+    int column;  // whose last value it is; -1 for none yet
+    double close, reciprocal;
+
+    __device__ __forceinline__ void set(int of, double value) {
+        column = of, close = value, reciprocal = __drcp_rn(value);
+    }
+    __device__ __forceinline__ double into(double v) const {
+        const double q = __dmul_rn(v, reciprocal), rest = __fma_rn(-q, close, v);
+        return rest == rest ? __fma_rn(rest, reciprocal, q) : __ddiv_rn(v, close);  // zeros and infinities
+    }
+};
 
 __device__ __forceinline__ float scale(
-    float value, const Column &column, const float *__restrict__ last_row, const double2 *__restrict__ stats) {
-    double v = value;
+    float value, const Column &column, const float *__restrict__ last_row, const double2 *__restrict__ stats,
+    Divisor &divisor) {
+    const double v = value;
     switch (column.method) {
-        case LAST: {
-            double close = stats ? stats->x : (double)__ldg(last_row + column.close);
-            return (float)__dsub_rn(divide(v, close), 1.0);
-        }
-        case LOG1P: return (float)copysign(log1p(fabs(v)), v);
+        case LAST:
+            if (divisor.column != column.close) {
+                divisor.set(column.close, stats ? stats->x : (double)__ldg(last_row + column.close));
+            }
+            return (float)__dsub_rn(divisor.into(v), 1.0);
+        case LOG1P: return copysignf(log1pf(fabsf(value)), value);
         case ZSCORE: return (float)__ddiv_rn(__dsub_rn(v, stats->x), stats->y);
         case FITTED: return (float)__ddiv_rn(__dsub_rn(v, column.mean), column.deviation);
         default: return value;
@@ -264,59 +307,79 @@ __device__ __forceinline__ void serve(
     const Column *__restrict__ columns, const double2 *__restrict__ stats) {
     const int lanes = (int)(gridDim.y * blockDim.x), n_columns = windows.n_columns, n = windows.window * n_columns;
     const i64 step = (i64)windows.step * windows.row_floats;
-    const int rows_on = lanes / n_columns, columns_on = lanes % n_columns;
     for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < windows.count; i += (i64)gridDim.x * blockDim.y) {
         const float *__restrict__ from = (const float *)addresses[i];
         const float *__restrict__ last_row = from + (windows.window - 1) * step;
-        int k = (int)(blockIdx.y * blockDim.x + threadIdx.x), row = k / n_columns, c = k % n_columns;
-        for (; k < n; k += lanes) {
-            const Column &column = columns[c];
-            float value = __ldg(from + row * step + column.source);
+        Divisor divisor = {-1};
+        for (int k = (int)(blockIdx.y * blockDim.x + threadIdx.x); k < n; k += lanes) {
+            const int row = k / n_columns, c = k % n_columns;
+            const Column column = columns[c];
+            const float value = __ldg(from + row * step + column.source);
             const double2 *mine = stats ? stats + i * n_columns + c : nullptr;
-            __stcs(out + i * n + k, As::of(scale(value, column, last_row, mine)));
-            row += rows_on, c += columns_on;
-            if (c >= n_columns) c -= n_columns, ++row;
+            __stcs(out + i * n + k, As::of(scale(value, column, last_row, mine, divisor)));
         }
     }
 }
 
-// The same for all columns in their order, in multiples of four: 16 bytes are read at a time.
-template <typename As>
+// The same, four values of a window at a time. The lanes are a multiple of what makes a lane's columns the same in all
+// rounds, so they are looked up once. `whole`: all columns in their order, in multiples of four, are loads of 16 bytes.
+template <typename As, bool whole, bool scaled>
 __device__ __forceinline__ void serve_fours(
     const u64 *__restrict__ addresses, typename As::four *__restrict__ out, const Windows &windows,
     const Column *__restrict__ columns, const double2 *__restrict__ stats) {
-    const int lanes = (int)(gridDim.y * blockDim.x), n_fours = windows.n_columns / 4, n = windows.window * n_fours;
-    const i64 step = (i64)windows.step * windows.row_floats;
-    const int rows_on = lanes / n_fours, fours_on = lanes % n_fours;
+    const int lanes = (int)(gridDim.y * blockDim.x), n_columns = windows.n_columns;
+    const int n = windows.window * n_columns / 4, first = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    const i64 step = (i64)windows.step * windows.row_floats, on = 4 * lanes / n_columns * step;
+    Column column[4];
+    int served[4];
+    i64 place[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        served[j] = (4 * first + j) % n_columns;
+        column[j] = columns[served[j]];
+        place[j] = (4 * first + j) / n_columns * step + column[j].source;
+    }
     for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < windows.count; i += (i64)gridDim.x * blockDim.y) {
         const float *__restrict__ from = (const float *)addresses[i];
         const float *__restrict__ last_row = from + (windows.window - 1) * step;
-        int k = (int)(blockIdx.y * blockDim.x + threadIdx.x), row = k / n_fours, four = k % n_fours;
-        for (; k < n; k += lanes) {
-            const Column *__restrict__ column = columns + 4 * four;
-            const double2 *mine = stats ? stats + i * windows.n_columns + 4 * four : nullptr;
-            const float4 v = __ldg((const float4 *)(from + row * step) + four);
+        const double2 *mine = stats + i * n_columns;
+        Divisor divisor = {-1};
+#pragma unroll 2
+        for (int k = first; k < n; k += lanes, from += on) {
+            float4 v;
+            if (whole) {
+                v = __ldg((const float4 *)(from + place[0]));
+            } else {
+                v = {__ldg(from + place[0]), __ldg(from + place[1]), __ldg(from + place[2]), __ldg(from + place[3])};
+            }
+            if (scaled) {
+                v.x = scale(v.x, column[0], last_row, stats ? mine + served[0] : nullptr, divisor);
+                v.y = scale(v.y, column[1], last_row, stats ? mine + served[1] : nullptr, divisor);
+                v.z = scale(v.z, column[2], last_row, stats ? mine + served[2] : nullptr, divisor);
+                v.w = scale(v.w, column[3], last_row, stats ? mine + served[3] : nullptr, divisor);
+            }
             typename As::four to;
-            to.x = As::of(scale(v.x, column[0], last_row, mine));
-            to.y = As::of(scale(v.y, column[1], last_row, mine ? mine + 1 : nullptr));
-            to.z = As::of(scale(v.z, column[2], last_row, mine ? mine + 2 : nullptr));
-            to.w = As::of(scale(v.w, column[3], last_row, mine ? mine + 3 : nullptr));
+            to.x = As::of(v.x), to.y = As::of(v.y), to.z = As::of(v.z), to.w = As::of(v.w);
             __stcs(out + i * n + k, to);
-            row += rows_on, four += fours_on;
-            if (four >= n_fours) four -= n_fours, ++row;
         }
     }
 }
+
+#define SERVE_FOURS(NAME, AS, WHOLE, SCALED)                                                                         \
+    extern "C" __global__ void serve_fours_##NAME(                                                                   \
+        const u64 *addresses, AS::four *out, const Windows windows, const Column *columns, const double2 *stats) {   \
+        serve_fours<AS, WHOLE, SCALED>(addresses, out, windows, columns, stats);                                     \
+    }
 
 #define SERVE(NAME, AS)                                                                                              \
     extern "C" __global__ void serve_##NAME(                                                                         \
         const u64 *addresses, AS::type *out, const Windows windows, const Column *columns, const double2 *stats) {   \
         serve<AS>(addresses, out, windows, columns, stats);                                                          \
     }                                                                                                                \
-    extern "C" __global__ void serve_fours_##NAME(                                                                   \
-        const u64 *addresses, AS::four *out, const Windows windows, const Column *columns, const double2 *stats) {   \
-        serve_fours<AS>(addresses, out, windows, columns, stats);                                                    \
-    }
+    SERVE_FOURS(NAME, AS, false, false)                                                                              \
+    SERVE_FOURS(whole_##NAME, AS, true, false)                                                                       \
+    SERVE_FOURS(scaled_##NAME, AS, false, true)                                                                      \
+    SERVE_FOURS(whole_scaled_##NAME, AS, true, true)
 
 SERVE(float32, AsFloat)
 SERVE(float16, AsHalf)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,20 +14,32 @@ import numpy.typing as npt
 
 from stager.cuda import device_memory, upload
 from stager.cuda.driver import CudaDriver
-from stager.cuda.order import ORDER, order_parameters
+from stager.cuda.order import order_parameters
 from stager.cuda.watch import Watch
 from stager.errors import DeviceError
 
 DType = Literal["float32", "float16", "bfloat16"]
 
-# Mirror struct Column and struct Windows in gather.cu.
+# Mirror structs of gather.cu.
 COLUMN = np.dtype(
     [("source", "<i4"), ("method", "<i4"), ("close", "<i4"), ("padding", "<i4"), ("mean", "<f8"), ("deviation", "<f8")]
 )
+CURSOR = np.dtype([("epoch", "<i8"), ("batch", "<i8"), ("n_done", "<u4"), ("padding", "<u4")])
+NEXT = np.dtype(
+    [
+        (name, "<i8")
+        for name in (
+            "cursor", "orders", "n_orders", "n_batches", "stride", "offset", "count", "window", "row_nbytes",
+            "span_ids", "span_rows", "n_spans", "bases", "base_rows", "nothing", "target", "y", "valid", "n_targets",
+        )
+    ]
+)  # fmt: skip
 WINDOWS = np.dtype([("count", "<i8"), ("window", "<i4"), ("row_floats", "<i4"), ("n_columns", "<i4"), ("step", "<i4")])
 # Methods of samples/normalize.py.
 _LAST, _ZSCORE = 1, 3
 _THREADS = 256
+_MOST_LANES = 1024
+_ROUNDS = 4
 _MAX_BLOCKS = 1 << 16
 # A group of few large samples, as of a panel, would keep few processors busy with a block each.
 _PIECE = 8 * _THREADS
@@ -51,8 +64,9 @@ def kernels(device: int) -> dict[str, Any]:
     """
     if device not in _kernels:
         source = kernel_source()
-        copies = [f"copy_windows_{kind}" for kind in ("16", "8", "4", "shifted")]
-        serves = [f"serve_{kind}{dtype}" for kind in ("", "fours_") for dtype in ("float32", "float16", "bfloat16")]
+        copies = [f"{act}_windows_{kind}" for act in ("copy", "next") for kind in ("16", "8", "4", "shifted")]
+        kinds = ("", "fours_", "fours_whole_", "fours_scaled_", "fours_whole_scaled_")
+        serves = [f"serve_{kind}{dtype}" for kind in kinds for dtype in ("float32", "float16", "bfloat16")]
         names = ("resolve", "resolve_next", *copies, *serves, "window_stats", "scatter_rows")
         with cupy.cuda.Device(device):
             try:
@@ -185,29 +199,21 @@ class WindowGather:
         self._windows["row_floats"], self._windows["n_columns"] = n_columns, n_served
         window = Field((index.window, n_served), dtype)
         self.fields = (window,) if index.y is None else (window, Field(index.y.shape[1:]))
-        self._columns, self._has_stats = None, False
+        self._columns, self._has_stats, self._next = None, False, None
         if index.columns is None and index.methods is None and dtype == "float32":
-            self._kernel, n = self._copying(rows.data.ptr, index.window, n_columns)
+            width, n = _copying(rows.data.ptr, index.window, n_columns)
+            kernel, self._next = f"copy_windows_{width}", self._kernels[f"next_windows_{width}"]
+            self._lanes = min(_THREADS, max(8, 1 << (n - 1).bit_length()))
         else:
             columns = _columns(index, n_columns)
             self._has_stats = bool((columns["method"] == _ZSCORE).any()) or (
                 index.close_columns is not None and bool((columns["method"] == _LAST).any())
             )
             self._columns = load(columns.view(np.uint8), device, stall_timeout)
-            fours = index.columns is None and n_columns % 4 == 0 and rows.data.ptr % 16 == 0
-            self._kernel = self._kernels[f"serve_{'fours_' if fours else ''}{dtype}"]
-            n = index.window * n_served // (4 if fours else 1)
-        self._n = n
-        self._lanes = min(_THREADS, max(8, 1 << (n - 1).bit_length()))
+            kernel, n, self._lanes = _serving(rows.data.ptr, index, n_columns, n_served)
+            kernel += dtype
+        self._kernel, self._n = self._kernels[kernel], n
         self._pieces = min(_MOST_PIECES, max(1, n // _PIECE))
-
-    def _copying(self, pointer: int, window: int, n_columns: int) -> tuple[Any, int]:
-        """The kernel that copies whole windows with the widest loads, and how many it makes for one."""
-        alignment = n_columns | (pointer // 4)
-        vector = next(size for size in (4, 2, 1) if (window * n_columns | alignment) % size == 0)
-        if vector < 4 and window * n_columns % 4 == 0 and pointer % 16 == 0:
-            return self._kernels["copy_windows_shifted"], window * n_columns // 4
-        return self._kernels[f"copy_windows_{4 * vector}"], window * n_columns // vector
 
     @property
     def n_fields(self) -> int:
@@ -250,38 +256,36 @@ class WindowGather:
         )  # fmt: skip
         self.copy(pointers[0], scratch, count)
 
-    def fill_next(
-        self, x: int, y: int, valid: int, scratch: int, count: int, cursor: Any, orders: Any, places: Sequence[int]
-    ) -> None:
-        """Queue the gather of `count` samples at a cursor, which goes on by one batch.
+    def next_batch(self, count: int, **places: int) -> npt.NDArray[np.void]:
+        """The kernel's struct Next of batches of `count` samples; the fields that the gather does not know by name."""
+        span_ids, span_rows = self._tables
+        known = {
+            "count": count, "window": int(self._windows["window"]), "row_nbytes": self._row_nbytes,
+            "span_ids": span_ids.data.ptr, "span_rows": span_rows.data.ptr, "n_spans": len(span_rows),
+            "bases": self._bases.data.ptr, "base_rows": self._base_rows, "n_targets": self._n_targets,
+            "target": 0 if self._y is None else self._y.data.ptr,
+        }  # fmt: skip
+        made = np.zeros((), NEXT)
+        for name, value in {**known, **places}.items():
+            made[name] = value
+        return made
+
+    def fill_next(self, x: int, scratch: int, batch: npt.NDArray[np.void]) -> None:
+        """Queue the gather of the batch at a cursor, which goes on by one.
 
         Parameters
         ----------
-        x, y, valid : int
-            Where they are written.
+        x : int
+            Where windows are written.
         scratch : int
-        count : int
-        cursor : device array
-            One struct Cursor.
-        orders : (n_epochs,) device array of ORDER
-        places : sequence of int
-            Batches of an epoch; positions from one batch to the next; the first position of a batch in its own; and the
-            address of a window of missing values.
+        batch : struct Next
         """
-        n_batches, stride, offset, nothing = places
-        self._kernels["resolve_next"](
-            (min(_MAX_BLOCKS, -(-count // _THREADS)),),
-            (_THREADS,),
-            (
-                cursor, orders, np.int64(orders.nbytes // ORDER.itemsize), np.int64(n_batches), np.int64(stride),
-                np.int64(offset), np.int64(count),
-                np.int64(self._windows["window"]), np.int64(self._row_nbytes),
-                *self._tables, np.int64(len(self._tables[1])),
-                self._bases, np.int64(self._base_rows), np.uint64(nothing),
-                np.uint64(0 if self._y is None else self._y.data.ptr), np.int32(self._n_targets),
-                np.uint64(scratch), np.uint64(y), np.uint64(valid),
-            ),
-        )  # fmt: skip
+        count = int(batch["count"])
+        if self._next is not None:
+            self._next((min(_MAX_BLOCKS, count),), (self._lanes,), (batch, np.uint64(x), np.int32(self._n)))
+            return
+        grid, block = (min(_MAX_BLOCKS, -(-count // _THREADS)),), (_THREADS,)
+        self._kernels["resolve_next"](grid, block, (batch, np.uint64(scratch)))
         self.copy(x, scratch, count)
 
     @property
@@ -291,7 +295,7 @@ class WindowGather:
 
     def copy(self, x: int, scratch: int, count: int) -> None:
         """Queue what follows resolving: the windows of `count` addresses at `scratch`."""
-        n_together = _THREADS // self._lanes
+        n_together = max(1, _THREADS // self._lanes)
         grid, block = (min(_MAX_BLOCKS, -(-count // n_together)), self._pieces), (self._lanes, n_together)
         if self._columns is None:
             self._kernel(grid, block, (np.uint64(scratch), np.uint64(x), np.int64(count), np.int32(self._n)))
@@ -311,6 +315,28 @@ class WindowGather:
     def close(self) -> None:
         """Give back the tables."""
         self._tables, self._bases, self._y, self._columns, self._host_y = [], None, None, None, None
+
+
+def _copying(pointer: int, window: int, n_columns: int) -> tuple[str, int]:
+    """The widest loads that copy whole windows, and how many of them one takes."""
+    n = window * n_columns
+    vector = next(size for size in (4, 2, 1) if (n | n_columns | pointer // 4) % size == 0)
+    if vector < 4 and n % 4 == 0 and pointer % 16 == 0:
+        return "shifted", n // 4
+    return str(4 * vector), n // vector
+
+
+def _serving(pointer: int, index: Tables, n_columns: int, n_served: int) -> tuple[str, int, int]:
+    """The kernel that serves columns, but for its type; the stores that a window takes, and by how many lanes."""
+    n = index.window * n_served
+    period = n_served // math.gcd(n_served, 4)
+    if n % 4 or period > _MOST_LANES:
+        return "serve_", n, min(_THREADS, max(8, 1 << (n - 1).bit_length()))
+    whole = index.columns is None and n_columns % 4 == 0 and pointer % 16 == 0
+    kernel = f"serve_fours_{'whole_' if whole else ''}{'' if index.methods is None else 'scaled_'}"
+    # Some rounds for each lane, which looks up its columns before the first.
+    wanted = min(_THREADS, max(8, n // 4 // _ROUNDS))
+    return kernel, n // 4, min(-(-wanted // period) * period, _MOST_LANES // period * period)
 
 
 def _addresses_nbytes(count: int) -> int:

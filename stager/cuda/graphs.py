@@ -8,21 +8,19 @@ import cupy
 import numpy as np
 
 from stager.cuda.exports import export_to
-from stager.cuda.gather import Field
+from stager.cuda.gather import CURSOR, Field
 from stager.cuda.order import ORDER, order_parameters
 from stager.errors import SampleError
 
-# Mirrors struct Cursor in gather.cu.
-CURSOR = np.dtype([("epoch", "<i8"), ("batch", "<i8"), ("n_done", "<u4"), ("padding", "<u4")])
 _ALIGNMENT = 256
 
 
 class GraphBatch:
     """A batch at fixed addresses, whose gather is part of a CUDA graph.
 
-    ``advance()`` gathers the next batch. Captured, it is two or three kernels, which read on the device where they are and
-    go on by themselves: a replay serves the next batch, over the ends of epochs and into their new orders, without work on
-    the host.
+    ``advance()`` gathers the next batch. Captured, it is one kernel, or three where windows are scaled or cast. They read
+    on the device where they are and go on by themselves: a replay serves the next batch, over the ends of epochs and into
+    their new orders, without work on the host.
 
     Parameters
     ----------
@@ -90,21 +88,23 @@ class GraphBatch:
             self.x: Any = arrays[0]
             self.y: Any = arrays[1] if len(arrays) == 3 else None
             self.valid: Any = arrays[-1]
-            self._places = [memory.ptr + at for at in offsets]
             scratch, nothing, cursor, orders = range(len(fields), len(fields) + 4)
-            self._scratch = self._places[scratch]
+            places = [memory.ptr + at for at in offsets]
+            self._x, self._scratch = places[0], places[scratch]
             _bytes(pointer + offsets[nothing], source.window_nbytes).fill(0xFF)
             self._cursor = _bytes(pointer + offsets[cursor], CURSOR.itemsize)
             self._orders = _bytes(pointer + offsets[orders], epochs * ORDER.itemsize)
-            self._after = source.n_batches, source.stride, source.offset, self._places[nothing]
+            self._next = self._gather.next_batch(
+                self._count, cursor=places[cursor], orders=places[orders], n_orders=epochs,
+                n_batches=source.n_batches, stride=source.stride, offset=source.offset, nothing=places[nothing],
+                y=places[1] if self.y is not None else 0, valid=places[len(fields) - 1],
+            )  # fmt: skip
         self.seek(0, 0)
 
     def advance(self) -> None:
         """Queue the gather of the next batch on the current stream, of CuPy or torch; capture it, or call it."""
         with self._device, self._export.stream():
-            x, *more = self._places[: len(self._gather.fields) + 1]
-            y, valid = (0, more[0]) if self.y is None else more
-            self._gather.fill_next(x, y, valid, self._scratch, self._count, self._cursor, self._orders, self._after)
+            self._gather.fill_next(self._x, self._scratch, self._next)
 
     def seek(self, epoch: int, batch: int) -> None:
         """Let the next batch be that of an epoch; waits for what is queued on the device.

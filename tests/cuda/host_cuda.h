@@ -4,6 +4,7 @@
 
 #define __device__
 #define __global__
+#define __shared__ static
 #define __forceinline__ inline
 
 struct Place {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import shutil
 import subprocess
 from itertools import product
@@ -17,7 +18,7 @@ from stager.samples.order import Order
 from stager.samples.schedule import Schedule
 
 pytest.importorskip("cupy")
-from stager.cuda import gather, graphs
+from stager.cuda import gather
 from stager.cuda import order as order_table
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
@@ -30,6 +31,10 @@ NO_BLOCKS = ctypes.c_void_p(), ctypes.c_void_p(), I64(0)
 
 class Place(ctypes.Structure):
     _fields_ = (("x", I32), ("y", I32))
+
+
+class NextParameters(ctypes.Structure):
+    _fields_ = (("numbers", I64 * len(gather.NEXT.names)),)
 
 
 class OrderParameters(ctypes.Structure):
@@ -123,9 +128,10 @@ def test_samples_of_whole_instants_are_resolved(kernels, shuffle, batch_size):
         np.testing.assert_array_equal(addresses.astype(np.int64), rows[ids])
 
 
+@pytest.mark.parametrize("kind", ["resolve_next", "next_windows_4"])
 @pytest.mark.parametrize("n_targets", [0, 1, 3])
 @pytest.mark.parametrize(("n_batches", "stride", "offset"), [(4, 64, 0), (3, 100, 36), (7, 300, 100)])
-def test_a_cursor_goes_through_epochs_by_itself(kernels, n_batches, stride, offset, n_targets):
+def test_a_cursor_goes_through_epochs_by_itself(kernels, n_batches, stride, offset, n_targets, kind):
     """Also past the end of an epoch, as padding, and past the last order that is there."""
     rng = np.random.default_rng(n_batches)
     window, count, n_rows, n_epochs = 5, 64, 2000, 3
@@ -135,30 +141,44 @@ def test_a_cursor_goes_through_epochs_by_itself(kernels, n_batches, stride, offs
     orders = [Order(len(rows), 3, epoch) for epoch in range(n_epochs)]
     table = np.stack([order_table.order_parameters(order) for order in orders])
     target = rng.random((n_rows, max(1, n_targets))).astype(np.float32)
-    nothing = np.full(4, 0xFF, np.uint8)
-    cursor = np.zeros(1, graphs.CURSOR)
+    nothing = np.full(8 * window, 0xFF, np.uint8)
+    bars = rng.random((n_rows, 2)).astype(np.float32)
+    bases = np.array([bars.ctypes.data], np.uint64)
+    cursor = np.zeros(1, gather.CURSOR)
     cursor["batch"] = 1
     for step in range(1, n_batches * n_epochs + 2):
         epoch, batch = divmod(step, n_batches)
         assert (cursor["epoch"], cursor["batch"], cursor["n_done"]) == (epoch, batch, 0)
         addresses, valid = np.zeros(count, np.uint64), np.full(count, 7, np.uint8)
+        x = np.zeros((count, window, 2), np.float32)
         y = np.zeros((count, max(1, n_targets)), np.float32)
-        launch(
-            kernels, "resolve_next", 5, (1, 1), at(cursor), at(table), I64(n_epochs),
-            I64(n_batches), I64(stride), I64(offset), I64(count), I64(window), I64(8),
-            at(span_ids), at(span_rows), I64(len(span_rows)), at(np.zeros(1, np.uint64)), I64(1 << 40),
-            U64(nothing.ctypes.data), at(target), I32(n_targets), at(addresses),
-            at(y) if n_targets else ctypes.c_void_p(), at(valid),
-        )  # fmt: skip
+        arrays = {
+            "cursor": cursor, "orders": table, "span_ids": span_ids, "span_rows": span_rows, "bases": bases,
+            "nothing": nothing, "target": target, "y": y, "valid": valid,
+        }  # fmt: skip
+        numbers = {
+            "n_orders": n_epochs, "n_batches": n_batches, "stride": stride, "offset": offset, "count": count,
+            "window": window, "row_nbytes": 8, "n_spans": len(span_rows), "base_rows": 1 << 40, "n_targets": n_targets,
+        }  # fmt: skip
+        following = NextParameters((I64 * 19)(*(
+            arrays[name].ctypes.data if name in arrays else numbers[name] for name in gather.NEXT.names
+        )))  # fmt: skip
+        if kind == "resolve_next":
+            launch(kernels, kind, 5, (1, 1), following, at(addresses))
+        else:
+            launch(kernels, kind, 5, (1, 1), following, at(x), I32(x[0].size))
         if epoch == n_epochs:
             assert not valid.any()
-            assert (addresses == nothing.ctypes.data).all()
+            assert np.isnan(x).all() if kind != "resolve_next" else (addresses == nothing.ctypes.data).all()
             assert not n_targets or np.isnan(y).all()
             continue
         positions = batch * stride + offset + np.arange(count)
         np.testing.assert_array_equal(valid, positions < len(rows))
         ids = orders[epoch].sample_ids(0, len(rows))[positions % len(rows)]
-        np.testing.assert_array_equal(addresses, (rows[ids] - window + 1) * 8)
+        if kind == "resolve_next":
+            np.testing.assert_array_equal(addresses, bases[0] + ((rows[ids] - window + 1) * 8).astype(np.uint64))
+        else:
+            np.testing.assert_array_equal(x, bars[rows[ids][:, None] + np.arange(1 - window, 1)])
         if n_targets:
             np.testing.assert_array_equal(y, target[rows[ids]])
 
@@ -234,18 +254,20 @@ class WindowsParameters(ctypes.Structure):
 
 def serve(
     kernels: Any, addresses: np.ndarray, n_all: int, window: int, columns: np.ndarray, dtype: str,
-    *, fours: bool = False, step: int = 1, stats: bool = True, pieces: int = 1,
+    *, fours: str | None = None, step: int = 1, stats: bool = True, pieces: int = 1,
 ) -> np.ndarray:  # fmt: skip
-    """Windows as the kernels serve them."""
+    """Windows as the kernels serve them: value by value, or in fours by a kernel of some name."""
     n, n_served = len(addresses), len(columns)
     windows = WindowsParameters(n, window, n_all, n_served, step)
     found = guarded((n, n_served, 2), np.float64)
     if stats:
         launch(kernels, "window_stats", 2, (16, 1), at(addresses), windows, at(columns), at(found))
     x = guarded((n, window, n_served), np.float32 if dtype == "float32" else np.uint16)
+    # The lanes must be a multiple of what makes a lane's columns the same in all rounds.
+    lanes = 8 if fours is None else 2 * n_served // math.gcd(n_served, 4)
     launch(
-        kernels, f"serve_{'fours_' if fours else ''}{dtype}", 2, (8, 3), at(addresses), at(x), windows, at(columns),
-        at(found) if stats else ctypes.c_void_p(), pieces=pieces,
+        kernels, f"serve_{'' if fours is None else f'fours_{fours}'}{dtype}", 2, (lanes, 3), at(addresses), at(x),
+        windows, at(columns), at(found) if stats else ctypes.c_void_p(), pieces=pieces,
     )  # fmt: skip
     assert_guards(x)
     return x
@@ -267,17 +289,32 @@ def test_chosen_columns_are_copied(kernels, columns, pieces):
         np.testing.assert_array_equal(x, right[:, :, columns])
 
 
-@pytest.mark.parametrize("n_columns", [4, 8, 12])
-def test_four_columns_at_a_time_are_those_one_by_one(kernels, n_columns):
-    methods = np.resize([1, 3, 2, 0, 4], n_columns)
-    for dtype, window in product(("float32", "float16", "bfloat16"), (1, 3, 64)):
+@pytest.mark.parametrize("stats", [True, False])
+@pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize(
+    ("n_columns", "windows"), [(1, (4, 64)), (4, (1, 3, 64)), (5, (4, 64)), (6, (2, 30)), (12, (1, 9))]
+)
+def test_four_values_at_a_time_are_those_one_by_one(kernels, n_columns, windows, pieces, stats):
+    methods = np.resize([1, 3, 2, 0, 4] if stats else [1, 0, 2, 4, 1], n_columns)
+    for dtype, window in product(("float32", "float16", "bfloat16"), windows):
         _rows, addresses, right = windows_of(n_columns, window, 21)
-        columns = columns_of(range(n_columns), methods, 2, np.stack([right[0, 0], np.full(n_columns, 3.0)]))
-        one, four = (
-            serve(kernels, addresses, n_columns, window, columns, dtype, fours=fours, pieces=2)
-            for fours in (False, True)
-        )
-        np.testing.assert_array_equal(one, four)
+        fitted = np.stack([right[0, 0], np.full(n_columns, 3.0)])
+        scaled = columns_of(range(n_columns), methods, n_columns // 2, fitted)
+        plain = columns_of(range(n_columns))
+        for columns, kind in ((scaled, "scaled_"), (plain, "")):
+            one = serve(kernels, addresses, n_columns, window, columns, dtype, stats=stats)
+            for fours in (kind, *([f"whole_{kind}"] if n_columns % 4 == 0 else [])):
+                four = serve(
+                    kernels, addresses, n_columns, window, columns, dtype, fours=fours, pieces=pieces, stats=stats
+                )
+                np.testing.assert_array_equal(one, four)
+
+
+@pytest.mark.parametrize("columns", [[6, 2], [3, 3, 0, 5, 1, 6, 2, 4], [1]])
+def test_chosen_columns_are_copied_four_at_a_time(kernels, columns):
+    _rows, addresses, right = windows_of(7, 12, 21)
+    x = serve(kernels, addresses, 7, 12, columns_of(columns), "float32", stats=False, fours="")
+    np.testing.assert_array_equal(x, right[:, :, columns])
 
 
 def test_rows_of_a_window_may_lie_apart(kernels):

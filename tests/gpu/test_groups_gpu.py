@@ -321,7 +321,7 @@ def test_a_slow_side_stream_reads_what_it_was_handed(small_groups, spin, named, 
                     with torch.cuda.stream(side):
                         if not named:
                             batch = next(batches)
-                        with cupy.cuda.ExternalStream(side.cuda_stream):
+                        with cupy.cuda.Stream.from_external(side):
                             spin(3_000_000)
                         sums.append((batch.sample_ids, batch.x[:, :, 3].double().sum(dim=1)))
                 batch = None
