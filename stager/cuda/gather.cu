@@ -1,7 +1,7 @@
 // The gather: resolve turns positions of an epoch into addresses; copy_windows moves whole windows; serve picks, scales and
 // casts their columns. And one kernel of staging. order.cu comes before this text.
 
-#ifdef __CUDACC_RTC__
+#ifdef __CUDACC__
 // The bits of the nearest float16, ties to even; one NaN for all, of either sign.
 __device__ __forceinline__ unsigned short half_bits(float value) {
     u32 bits = __float_as_uint(value);
@@ -89,7 +89,7 @@ __device__ __forceinline__ void go_on(const Next &next, i64 epoch, i64 batch) {
     // The last block to end knows that all others have read the cursor.
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0 && atomicAdd(&next.cursor->n_done, 1u) == gridDim.x - 1) {
+    if (threadIdx.x == 0 && threadIdx.y == 0 && atomicAdd(&next.cursor->n_done, 1u) == gridDim.x - 1) {
         const bool last = batch + 1 == next.n_batches;
         next.cursor->n_done = 0;
         next.cursor->batch = last ? 0 : batch + 1;
@@ -166,16 +166,16 @@ __device__ __forceinline__ void copy_windows(
     }
 }
 
-// The batch at a cursor in one kernel: a block looks up a window and copies it.
+// The batch at a cursor in one kernel: blockDim.y windows of a block are looked up and copied.
 template <typename V, typename... How>
 __device__ __forceinline__ void next_windows(const Next &next, V *__restrict__ out, int n, How... how) {
-    __shared__ u64 address;
+    __shared__ u64 addresses[32];
     const i64 epoch = ((volatile Cursor *)next.cursor)->epoch, batch = ((volatile Cursor *)next.cursor)->batch;
-    for (i64 i = blockIdx.x; i < next.count; i += gridDim.x) {
-        if (threadIdx.x == 0) address = look_up(next, epoch, batch, i);
-        __syncthreads();
-        copy_window(address, out + i * n, n, (int)threadIdx.x, (int)blockDim.x, how...);
-        __syncthreads();
+    const i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y;
+    if (threadIdx.x == 0 && i < next.count) addresses[threadIdx.y] = look_up(next, epoch, batch, i);
+    __syncthreads();
+    if (i < next.count) {
+        copy_window(addresses[threadIdx.y], out + i * n, n, (int)threadIdx.x, (int)blockDim.x, how...);
     }
     go_on(next, epoch, batch);
 }
@@ -245,36 +245,27 @@ extern "C" __global__ void window_stats(
     }
 }
 
-// v / close in float64 of two float32: one correction of the product with the rounded reciprocal is the rounded quotient,
-// because quotients of 24-bit numbers keep further from the middle between two doubles than the correction is off.
-struct Divisor {
-    int column;  // whose last value it is; -1 for none yet
+// value / close - 1 in float64, where `reciprocal` is 1 / close: of two float32, one correction of the product is the
+// rounded quotient, because quotients of 24-bit numbers keep further from the middle between two doubles than it is off.
+// Of zeros and infinities `rest` is no number.
+struct Last {
     double close, reciprocal;
 
-    __device__ __forceinline__ void set(int of, double value) {
-        column = of, close = value, reciprocal = __drcp_rn(value);
+    __device__ __forceinline__ explicit Last(double value) : close(value), reciprocal(__drcp_rn(value)) {}
+    __device__ __forceinline__ float of(float value, double &rest) const {
+        const double q = __dmul_rn(value, reciprocal);
+        rest = __fma_rn(-q, close, value);
+        return (float)__dsub_rn(__fma_rn(rest, reciprocal, q), 1.0);
     }
-    __device__ __forceinline__ double into(double v) const {
-        const double q = __dmul_rn(v, reciprocal), rest = __fma_rn(-q, close, v);
-        return rest == rest ? __fma_rn(rest, reciprocal, q) : __ddiv_rn(v, close);  // zeros and infinities
+    __device__ __forceinline__ float of_any(float value) const {
+        return (float)__dsub_rn(__ddiv_rn(value, close), 1.0);
     }
 };
 
-__device__ __forceinline__ float scale(
-    float value, const Column &column, const float *__restrict__ last_row, const double2 *__restrict__ stats,
-    Divisor &divisor) {
-    const double v = value;
-    switch (column.method) {
-        case LAST:
-            if (divisor.column != column.close) {
-                divisor.set(column.close, stats ? stats->x : (double)__ldg(last_row + column.close));
-            }
-            return (float)__dsub_rn(divisor.into(v), 1.0);
-        case LOG1P: return copysignf(log1pf(fabsf(value)), value);
-        case ZSCORE: return (float)__ddiv_rn(__dsub_rn(v, stats->x), stats->y);
-        case FITTED: return (float)__ddiv_rn(__dsub_rn(v, column.mean), column.deviation);
-        default: return value;
-    }
+__device__ __forceinline__ float log_of(float value) { return copysignf(log1pf(fabsf(value)), value); }
+
+__device__ __forceinline__ float standard(float value, double mean, double deviation) {
+    return (float)__ddiv_rn(__dsub_rn(value, mean), deviation);
 }
 
 // The bits of the nearest bfloat16, ties to even; NaN likewise.
@@ -310,19 +301,31 @@ __device__ __forceinline__ void serve(
     for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < windows.count; i += (i64)gridDim.x * blockDim.y) {
         const float *__restrict__ from = (const float *)addresses[i];
         const float *__restrict__ last_row = from + (windows.window - 1) * step;
-        Divisor divisor = {-1};
         for (int k = (int)(blockIdx.y * blockDim.x + threadIdx.x); k < n; k += lanes) {
             const int row = k / n_columns, c = k % n_columns;
             const Column column = columns[c];
-            const float value = __ldg(from + row * step + column.source);
-            const double2 *mine = stats ? stats + i * n_columns + c : nullptr;
-            __stcs(out + i * n + k, As::of(scale(value, column, last_row, mine, divisor)));
+            float value = __ldg(from + row * step + column.source);
+            const double2 mine = stats ? stats[i * n_columns + c] : double2{0.0, 1.0};
+            if (column.method == LAST) {
+                const Last last(stats ? mine.x : (double)__ldg(last_row + column.close));
+                double rest;
+                const float scaled = last.of(value, rest);
+                value = rest == rest ? scaled : last.of_any(value);
+            } else if (column.method == LOG1P) {
+                value = log_of(value);
+            } else if (column.method == ZSCORE) {
+                value = standard(value, mine.x, mine.y);
+            } else if (column.method == FITTED) {
+                value = standard(value, column.mean, column.deviation);
+            }
+            __stcs(out + i * n + k, As::of(value));
         }
     }
 }
 
 // The same, four values of a window at a time. The lanes are a multiple of what makes a lane's columns the same in all
-// rounds, so they are looked up once. `whole`: all columns in their order, in multiples of four, are loads of 16 bytes.
+// rounds, so they are looked up once; and all columns that are scaled by a close are scaled by the same.
+// `whole`: all columns in their order, in multiples of four, are loads of 16 bytes.
 template <typename As, bool whole, bool scaled>
 __device__ __forceinline__ void serve_fours(
     const u64 *__restrict__ addresses, typename As::four *__restrict__ out, const Windows &windows,
@@ -330,43 +333,75 @@ __device__ __forceinline__ void serve_fours(
     const int lanes = (int)(gridDim.y * blockDim.x), n_columns = windows.n_columns;
     const int n = windows.window * n_columns / 4, first = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     const i64 step = (i64)windows.step * windows.row_floats, on = 4 * lanes / n_columns * step;
-    Column column[4];
-    int served[4];
+    const i64 last_row = (windows.window - 1) * step;
+    int served[4], lasts = 0, logs = 0, others = 0, close = 0, closed = 0;
     i64 place[4];
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         served[j] = (4 * first + j) % n_columns;
-        column[j] = columns[served[j]];
-        place[j] = (4 * first + j) / n_columns * step + column[j].source;
+        const Column column = columns[served[j]];
+        place[j] = (4 * first + j) / n_columns * step + column.source;
+        lasts |= (column.method == LAST) << j;
+        logs |= (column.method == LOG1P) << j;
+        others |= (column.method == ZSCORE || column.method == FITTED) << j;
+        if (column.method == LAST) close = column.close, closed = served[j];
     }
     for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < windows.count; i += (i64)gridDim.x * blockDim.y) {
         const float *__restrict__ from = (const float *)addresses[i];
-        const float *__restrict__ last_row = from + (windows.window - 1) * step;
         const double2 *mine = stats + i * n_columns;
-        Divisor divisor = {-1};
-#pragma unroll 2
+        const Last last(!scaled || !lasts ? 1.0 : stats ? mine[closed].x : (double)__ldg(from + last_row + close));
         for (int k = first; k < n; k += lanes, from += on) {
-            float4 v;
+            float v[4];
             if (whole) {
-                v = __ldg((const float4 *)(from + place[0]));
+                const float4 loaded = __ldg((const float4 *)(from + place[0]));
+                v[0] = loaded.x, v[1] = loaded.y, v[2] = loaded.z, v[3] = loaded.w;
             } else {
-                v = {__ldg(from + place[0]), __ldg(from + place[1]), __ldg(from + place[2]), __ldg(from + place[3])};
+#pragma unroll
+                for (int j = 0; j < 4; ++j) v[j] = __ldg(from + place[j]);
             }
-            if (scaled) {
-                v.x = scale(v.x, column[0], last_row, stats ? mine + served[0] : nullptr, divisor);
-                v.y = scale(v.y, column[1], last_row, stats ? mine + served[1] : nullptr, divisor);
-                v.z = scale(v.z, column[2], last_row, stats ? mine + served[2] : nullptr, divisor);
-                v.w = scale(v.w, column[3], last_row, stats ? mine + served[3] : nullptr, divisor);
+            if (scaled && lasts) {
+                // Without branches, so that the four go side by side.
+                bool odd = false;
+                float scaled_by[4];
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    double rest;
+                    scaled_by[j] = last.of(v[j], rest);
+                    odd |= rest != rest && lasts >> j & 1;
+                }
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    if (odd) scaled_by[j] = last.of_any(v[j]);
+                    v[j] = lasts >> j & 1 ? scaled_by[j] : v[j];
+                }
+            }
+            if (scaled && logs) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    if (logs >> j & 1) v[j] = log_of(v[j]);
+                }
+            }
+            if (scaled && others) {
+#pragma unroll
+                for (int j = 0; j < 4; ++j) {
+                    if (others >> j & 1) {
+                        const Column *__restrict__ column = columns + served[j];
+                        const bool fitted = column->method == FITTED;
+                        v[j] = standard(
+                            v[j], fitted ? column->mean : mine[served[j]].x,
+                            fitted ? column->deviation : mine[served[j]].y);
+                    }
+                }
             }
             typename As::four to;
-            to.x = As::of(v.x), to.y = As::of(v.y), to.z = As::of(v.z), to.w = As::of(v.w);
+            to.x = As::of(v[0]), to.y = As::of(v[1]), to.z = As::of(v[2]), to.w = As::of(v[3]);
             __stcs(out + i * n + k, to);
         }
     }
 }
 
 #define SERVE_FOURS(NAME, AS, WHOLE, SCALED)                                                                         \
-    extern "C" __global__ void serve_fours_##NAME(                                                                   \
+    extern "C" __global__ void __launch_bounds__(1024) serve_fours_##NAME(                                           \
         const u64 *addresses, AS::four *out, const Windows windows, const Column *columns, const double2 *stats) {   \
         serve_fours<AS, WHOLE, SCALED>(addresses, out, windows, columns, stats);                                     \
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -40,6 +41,7 @@ _LAST, _ZSCORE = 1, 3
 _THREADS = 256
 _MOST_LANES = 1024
 _ROUNDS = 4
+_NEXT_BLOCKS = 128
 _MAX_BLOCKS = 1 << 16
 # A group of few large samples, as of a panel, would keep few processors busy with a block each.
 _PIECE = 8 * _THREADS
@@ -143,7 +145,7 @@ class Field:
     shape: tuple[int, ...]
     dtype: str = "float32"
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of a sample."""
         return int(np.prod(self.shape, dtype=np.int64)) * {"float32": 4, "bool": 1}.get(self.dtype, 2)
@@ -185,7 +187,7 @@ class WindowGather:
         self._pool: Any = cupy.cuda.MemoryPool() if like is None else like._pool
         n_columns = rows.shape[1]
         n_served = n_columns if index.columns is None else len(index.columns)
-        self._row_nbytes = 4 * n_columns
+        self._row_nbytes, self._window, self._n_served = 4 * n_columns, index.window, n_served
         self._tables = [load(table, device, stall_timeout) for table in (index.span_ids, index.span_rows)]
         self._host_y = index.y
         self._y: Any = like._y if like is not None and like._host_y is index.y else None
@@ -221,9 +223,11 @@ class WindowGather:
 
     def scratch_nbytes(self, count: int) -> int:
         """Bytes that the gather of `count` samples needs beside its fields: addresses, and statistics of windows."""
-        return _addresses_nbytes(count) + (16 * count * int(self._windows["n_columns"]) if self._has_stats else 0)
+        return _addresses_nbytes(count) + (16 * count * self._n_served if self._has_stats else 0)
 
-    def fill(self, pointers: Sequence[int], scratch: int, schedule: Schedule, first: int, stop: int) -> None:
+    def fill(
+        self, pointers: Sequence[int], scratch: int, schedule: Schedule, first: int, stop: int, count: int
+    ) -> None:
         """Queue the gather of batches ``first : stop`` on the current stream and device.
 
         Parameters
@@ -233,9 +237,9 @@ class WindowGather:
         scratch : int
             Where :meth:`scratch_nbytes` begin.
         schedule : Schedule
-        first, stop : int
+        first, stop, count : int
+            Samples of these batches.
         """
-        count = int(schedule.offsets(first, stop)[-1])
         blocks = schedule.blocks(first, stop)
         with cupy.cuda.using_allocator(self._pool.malloc):
             # CuPy copies this on the stream, by way of pinned memory that it keeps until the copy is done.
@@ -246,9 +250,9 @@ class WindowGather:
             (min(_MAX_BLOCKS, -(-count // _THREADS)),),
             (_THREADS,),
             (
-                order_parameters(schedule.order), np.int64(first * schedule.batch_size), np.int64(count),
+                _packed(order_parameters(schedule.order)), np.int64(first * schedule.batch_size), np.int64(count),
                 np.uint64(places), np.uint64(samples), np.int64(n_blocks),
-                np.int64(self._windows["window"]), np.int64(self._row_nbytes),
+                np.int64(self._window), np.int64(self._row_nbytes),
                 *self._tables, np.int64(len(self._tables[1])),
                 self._bases, np.int64(self._base_rows), np.uint64(target), np.int32(self._n_targets),
                 np.uint64(scratch), np.uint64(labels),
@@ -260,7 +264,7 @@ class WindowGather:
         """The kernel's struct Next of batches of `count` samples; the fields that the gather does not know by name."""
         span_ids, span_rows = self._tables
         known = {
-            "count": count, "window": int(self._windows["window"]), "row_nbytes": self._row_nbytes,
+            "count": count, "window": self._window, "row_nbytes": self._row_nbytes,
             "span_ids": span_ids.data.ptr, "span_rows": span_rows.data.ptr, "n_spans": len(span_rows),
             "bases": self._bases.data.ptr, "base_rows": self._base_rows, "n_targets": self._n_targets,
             "target": 0 if self._y is None else self._y.data.ptr,
@@ -281,11 +285,14 @@ class WindowGather:
         batch : struct Next
         """
         count = int(batch["count"])
-        if self._next is not None:
-            self._next((min(_MAX_BLOCKS, count),), (self._lanes,), (batch, np.uint64(x), np.int32(self._n)))
+        # Some windows a block: blocks tell one another that they are done one after the other.
+        n_together = min(-(-count // _NEXT_BLOCKS), 1024 // self._lanes, 32)
+        if self._next is not None and n_together * _NEXT_BLOCKS >= count:
+            block = (self._lanes, n_together)
+            self._next((-(-count // n_together),), block, (_packed(batch), np.uint64(x), np.int32(self._n)))
             return
-        grid, block = (min(_MAX_BLOCKS, -(-count // _THREADS)),), (_THREADS,)
-        self._kernels["resolve_next"](grid, block, (batch, np.uint64(scratch)))
+        grid = (min(_MAX_BLOCKS, -(-count // _THREADS)),)
+        self._kernels["resolve_next"](grid, (_THREADS,), (_packed(batch), np.uint64(scratch)))
         self.copy(x, scratch, count)
 
     @property
@@ -300,11 +307,11 @@ class WindowGather:
         if self._columns is None:
             self._kernel(grid, block, (np.uint64(scratch), np.uint64(x), np.int64(count), np.int32(self._n)))
             return
-        windows = self._windows.copy()
-        windows["count"] = count
+        self._windows["count"] = count
+        windows = _packed(self._windows)
         stats = scratch + _addresses_nbytes(count) if self._has_stats else 0
         if stats:
-            n_series = count * int(windows["n_columns"])
+            n_series = count * self._n_served
             self._kernels["window_stats"](
                 (min(_MAX_BLOCKS, -(-n_series // _THREADS)),),
                 (_THREADS,),
@@ -342,6 +349,11 @@ def _serving(pointer: int, index: Tables, n_columns: int, n_served: int) -> tupl
 def _addresses_nbytes(count: int) -> int:
     """Bytes of so many addresses, a multiple of 16."""
     return -(-count // 2) * 16
+
+
+def _packed(parameters: npt.NDArray[np.void]) -> npt.NDArray[np.uint8]:
+    """A struct as its bytes: CuPy takes ten times as long to pass an array with fields."""
+    return parameters.reshape(1).view(np.uint8)
 
 
 def _columns(index: Tables, n_columns: int) -> npt.NDArray[np.void]:

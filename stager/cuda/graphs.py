@@ -18,9 +18,9 @@ _ALIGNMENT = 256
 class GraphBatch:
     """A batch at fixed addresses, whose gather is part of a CUDA graph.
 
-    ``advance()`` gathers the next batch. Captured, it is one kernel, or three where windows are scaled or cast. They read
-    on the device where they are and go on by themselves: a replay serves the next batch, over the ends of epochs and into
-    their new orders, without work on the host.
+    ``advance()`` gathers the next batch. Captured, it is one kernel, or three where batches are large or windows are
+    scaled or cast. They read on the device where they are and go on by themselves: a replay serves the next batch, over
+    the ends of epochs and into their new orders, without work on the host.
 
     Parameters
     ----------

@@ -226,7 +226,8 @@ class Groups:
             return None
         first, stop, nbytes = span
         edges = schedule.offsets(first, stop)
-        offsets, needed = self._layout(int(edges[-1]))
+        count = int(edges[-1])
+        offsets, needed = self._layout(count)
         n_fields = len(self._fields)
         with relaxed(), self._gatherer.device:
             slot = self._slots.take(max(nbytes, needed))
@@ -236,7 +237,7 @@ class Groups:
                 fields, scratches = places[:n_fields], places[n_fields:]
                 with self._gatherer.stream:
                     for gather, scratch in zip(self._gathers, scratches, strict=True):
-                        gather.fill(fields[: gather.n_fields], scratch, schedule, first, stop)
+                        gather.fill(fields[: gather.n_fields], scratch, schedule, first, stop, count)
                         del fields[: gather.n_fields]
                     group.ready.record()
             except BaseException:

@@ -6,6 +6,7 @@
 #define __global__
 #define __shared__ static
 #define __forceinline__ inline
+#define __launch_bounds__(n)
 
 struct Place {
     int x, y;

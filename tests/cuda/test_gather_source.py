@@ -166,7 +166,7 @@ def test_a_cursor_goes_through_epochs_by_itself(kernels, n_batches, stride, offs
         if kind == "resolve_next":
             launch(kernels, kind, 5, (1, 1), following, at(addresses))
         else:
-            launch(kernels, kind, 5, (1, 1), following, at(x), I32(x[0].size))
+            launch(kernels, kind, count, (1, 1), following, at(x), I32(x[0].size))
         if epoch == n_epochs:
             assert not valid.any()
             assert np.isnan(x).all() if kind != "resolve_next" else (addresses == nothing.ctypes.data).all()

@@ -98,7 +98,7 @@ def test_windows_of_any_shape_fill_their_place_and_nothing_else(window, n_column
         place = cupy.full(nbytes + scratch_nbytes + 4 * guard, 0xA5, cupy.uint8)
         x = place.data.ptr + guard
         scratch = -(-(x + nbytes + guard) // 256) * 256
-        one.fill([x], scratch, schedule, 0, 1)
+        one.fill([x], scratch, schedule, 0, 1, count)
         found = place.get()
         right = windows[chosen][:, :, served].copy()
         if scaled:
@@ -437,7 +437,7 @@ def test_a_graph_serves_batch_after_batch(options, to):
                     valid = batch.valid.get() if to is None else batch.valid.cpu().numpy()
                     assert valid.all()
         assert batch.position() == (3, 0)
-        for _ in range(2 * len(st)):
+        for _ in range(2 * len(st) + 1):
             replay()
         wait()
         with pytest.raises(SampleError, match="past epoch"):
