@@ -85,11 +85,13 @@ __device__ __forceinline__ u64 look_up(const Next &next, i64 epoch, i64 batch, i
     return address;
 }
 
+// To be called when all threads of a block have read the cursor.
 __device__ __forceinline__ void go_on(const Next &next, i64 epoch, i64 batch) {
-    // The last block to end knows that all others have read the cursor.
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0 && threadIdx.y == 0 && atomicAdd(&next.cursor->n_done, 1u) == gridDim.x - 1) {
+    if (threadIdx.x || threadIdx.y) return;
+    __threadfence();
+    // The last block knows that all others have read it.
+    if (atomicAdd(&next.cursor->n_done, 1u) == gridDim.x - 1) {
         const bool last = batch + 1 == next.n_batches;
         next.cursor->n_done = 0;
         next.cursor->batch = last ? 0 : batch + 1;
@@ -173,11 +175,10 @@ __device__ __forceinline__ void next_windows(const Next &next, V *__restrict__ o
     const i64 epoch = ((volatile Cursor *)next.cursor)->epoch, batch = ((volatile Cursor *)next.cursor)->batch;
     const i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y;
     if (threadIdx.x == 0 && i < next.count) addresses[threadIdx.y] = look_up(next, epoch, batch, i);
-    __syncthreads();
+    go_on(next, epoch, batch);
     if (i < next.count) {
         copy_window(addresses[threadIdx.y], out + i * n, n, (int)threadIdx.x, (int)blockDim.x, how...);
     }
-    go_on(next, epoch, batch);
 }
 
 #define COPY(NAME, V, ...)                                                                                           \
@@ -323,6 +324,28 @@ __device__ __forceinline__ void serve(
     }
 }
 
+// Some of four values by the last close, without branches, so that the four go side by side.
+__device__ __forceinline__ void scale_by(const Last &last, float *v, int which) {
+    bool odd = false;
+    float scaled[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        double rest;
+        scaled[j] = last.of(v[j], rest);
+        odd |= rest != rest && which >> j & 1;
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        if (odd) scaled[j] = last.of_any(v[j]);
+        v[j] = which >> j & 1 ? scaled[j] : v[j];
+    }
+}
+
+#ifndef AHEAD
+#define AHEAD 2
+#define MOST_THREADS 1024
+#endif
+
 // The same, four values of a window at a time. The lanes are a multiple of what makes a lane's columns the same in all
 // rounds, so they are looked up once; and all columns that are scaled by a close are scaled by the same.
 // `whole`: all columns in their order, in multiples of four, are loads of 16 bytes.
@@ -332,10 +355,10 @@ __device__ __forceinline__ void serve_fours(
     const Column *__restrict__ columns, const double2 *__restrict__ stats) {
     const int lanes = (int)(gridDim.y * blockDim.x), n_columns = windows.n_columns;
     const int n = windows.window * n_columns / 4, first = (int)(blockIdx.y * blockDim.x + threadIdx.x);
-    const i64 step = (i64)windows.step * windows.row_floats, on = 4 * lanes / n_columns * step;
-    const i64 last_row = (windows.window - 1) * step;
-    int served[4], lasts = 0, logs = 0, others = 0, close = 0, closed = 0;
-    i64 place[4];
+    // A window is less than 2^31 floats long.
+    const int step = windows.step * windows.row_floats, on = 4 * lanes / n_columns * step;
+    const int last_row = (windows.window - 1) * step;
+    int served[4], place[4], lasts = 0, logs = 0, others = 0, close = 0, closed = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         served[j] = (4 * first + j) % n_columns;
@@ -350,58 +373,54 @@ __device__ __forceinline__ void serve_fours(
         const float *__restrict__ from = (const float *)addresses[i];
         const double2 *mine = stats + i * n_columns;
         const Last last(!scaled || !lasts ? 1.0 : stats ? mine[closed].x : (double)__ldg(from + last_row + close));
-        for (int k = first; k < n; k += lanes, from += on) {
-            float v[4];
-            if (whole) {
-                const float4 loaded = __ldg((const float4 *)(from + place[0]));
-                v[0] = loaded.x, v[1] = loaded.y, v[2] = loaded.z, v[3] = loaded.w;
-            } else {
+        for (int k = first; k < n; k += AHEAD * lanes, from += AHEAD * on) {
+            // All are loaded before the first is scaled.
+            float loaded[AHEAD][4];
 #pragma unroll
-                for (int j = 0; j < 4; ++j) v[j] = __ldg(from + place[j]);
-            }
-            if (scaled && lasts) {
-                // Without branches, so that the four go side by side.
-                bool odd = false;
-                float scaled_by[4];
+            for (int r = 0; r < AHEAD; ++r) {
+                if (k + r * lanes >= n) break;
+                const float *__restrict__ row = from + r * on;
+                if (whole) {
+                    const float4 v = __ldg((const float4 *)(row + place[0]));
+                    loaded[r][0] = v.x, loaded[r][1] = v.y, loaded[r][2] = v.z, loaded[r][3] = v.w;
+                } else {
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    double rest;
-                    scaled_by[j] = last.of(v[j], rest);
-                    odd |= rest != rest && lasts >> j & 1;
-                }
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if (odd) scaled_by[j] = last.of_any(v[j]);
-                    v[j] = lasts >> j & 1 ? scaled_by[j] : v[j];
+                    for (int j = 0; j < 4; ++j) loaded[r][j] = __ldg(row + place[j]);
                 }
             }
-            if (scaled && logs) {
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if (logs >> j & 1) v[j] = log_of(v[j]);
-                }
-            }
-            if (scaled && others) {
+            for (int r = 0; r < AHEAD; ++r) {
+                if (k + r * lanes >= n) break;
+                float *v = loaded[r];
+                if (scaled && lasts) scale_by(last, v, lasts);
+                if (scaled && logs) {
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    if (others >> j & 1) {
-                        const Column *__restrict__ column = columns + served[j];
-                        const bool fitted = column->method == FITTED;
-                        v[j] = standard(
-                            v[j], fitted ? column->mean : mine[served[j]].x,
-                            fitted ? column->deviation : mine[served[j]].y);
+                    for (int j = 0; j < 4; ++j) {
+                        if (logs >> j & 1) v[j] = log_of(v[j]);
                     }
                 }
+                if (scaled && others) {
+#pragma unroll
+                    for (int j = 0; j < 4; ++j) {
+                        if (others >> j & 1) {
+                            const Column *__restrict__ column = columns + served[j];
+                            const bool fitted = column->method == FITTED;
+                            v[j] = standard(
+                                v[j], fitted ? column->mean : mine[served[j]].x,
+                                fitted ? column->deviation : mine[served[j]].y);
+                        }
+                    }
+                }
+                typename As::four to;
+                to.x = As::of(v[0]), to.y = As::of(v[1]), to.z = As::of(v[2]), to.w = As::of(v[3]);
+                __stcs(out + i * n + k + r * lanes, to);
             }
-            typename As::four to;
-            to.x = As::of(v[0]), to.y = As::of(v[1]), to.z = As::of(v[2]), to.w = As::of(v[3]);
-            __stcs(out + i * n + k, to);
         }
     }
 }
 
 #define SERVE_FOURS(NAME, AS, WHOLE, SCALED)                                                                         \
-    extern "C" __global__ void __launch_bounds__(1024) serve_fours_##NAME(                                           \
+    extern "C" __global__ void __launch_bounds__(MOST_THREADS) serve_fours_##NAME(                                   \
         const u64 *addresses, AS::four *out, const Windows windows, const Column *columns, const double2 *stats) {   \
         serve_fours<AS, WHOLE, SCALED>(addresses, out, windows, columns, stats);                                     \
     }

@@ -41,6 +41,8 @@ _LAST, _ZSCORE = 1, 3
 _THREADS = 256
 _MOST_LANES = 1024
 _ROUNDS = 4
+# Less the rounds that a kernel looks ahead.
+_MOST_FLOATS = 1 << 30
 _NEXT_BLOCKS = 128
 _MAX_BLOCKS = 1 << 16
 # A group of few large samples, as of a panel, would keep few processors busy with a block each.
@@ -337,7 +339,7 @@ def _serving(pointer: int, index: Tables, n_columns: int, n_served: int) -> tupl
     """The kernel that serves columns, but for its type; the stores that a window takes, and by how many lanes."""
     n = index.window * n_served
     period = n_served // math.gcd(n_served, 4)
-    if n % 4 or period > _MOST_LANES:
+    if n % 4 or period > _MOST_LANES or index.window * n_columns > _MOST_FLOATS:
         return "serve_", n, min(_THREADS, max(8, 1 << (n - 1).bit_length()))
     whole = index.columns is None and n_columns % 4 == 0 and pointer % 16 == 0
     kernel = f"serve_fours_{'whole_' if whole else ''}{'' if index.methods is None else 'scaled_'}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import cupy
@@ -21,10 +22,11 @@ from stager.cuda.slots import Slot, Slots
 from stager.errors import CaptureActiveError, StagingMemoryError
 
 # Of a group: a part of the device's memory, within bounds. The first are smaller, so that the first batch comes soon.
-_SHARE = 512
-_LEAST_NBYTES, _MOST_NBYTES = 16 << 20, 256 << 20
+_SHARE = 256
+_LEAST_NBYTES, _MOST_NBYTES = 16 << 20, 512 << 20
 _FIRST_NBYTES = 8 << 20
 _ALIGNMENT = 256
+_MOST_LAYOUTS = 64
 # Of groups that a few kept batches hold; then batches come as copies, and one that is kept holds itself alone.
 _MOST_WASTED = 3
 
@@ -47,7 +49,8 @@ class GatherStream:
     def allocate(self, nbytes: int) -> Any:
         """Memory of its own, not of the user's arena or pool."""
         try:
-            return cupy.cuda.Memory(nbytes)
+            with relaxed():
+                return cupy.cuda.Memory(nbytes)
         except (MemoryError, runtime.CUDARuntimeError) as error:
             free = format_nbytes(runtime.memGetInfo()[0])
             raise StagingMemoryError(
@@ -74,7 +77,8 @@ class Group:
 
     def __init__(self, slot: Slot, fields: Sequence[Field], offsets: Sequence[int], sizes: list[int]) -> None:
         self.slot, self._fields, self._offsets, self._sizes = slot, fields, offsets, sizes
-        self.ready = cupy.cuda.Event(disable_timing=True)
+        if slot.ready is None:
+            slot.ready = cupy.cuda.Event(disable_timing=True)
 
     def hand_to(self, stream: Any) -> None:
         """Let the stream wait for the gather, and the next gather into the slot for the stream.
@@ -92,9 +96,9 @@ class Group:
                 "batches outside the capture, or capture a stager.cuda.graphs.GraphBatch"
             )
         if isinstance(stream, WholeDevice):
-            self.ready.synchronize()
+            self.slot.ready.synchronize()
         else:
-            stream.wait_event(self.ready)
+            stream.wait_event(self.slot.ready)
         self.slot.streams[key] = stream
 
     def split(self, export: Export, reuse: bool) -> Iterator[tuple[Any, ...]]:
@@ -143,6 +147,7 @@ class Groups:
         self._gatherer: GatherStream = GatherStream(device) if like is None else like._gatherer
         self._slots: Slots = Slots(self._gatherer) if like is None else like._slots
         self._fields = [field for gather in gathers for field in gather.fields] if fields is None else list(fields)
+        self._layouts: dict[int, tuple[list[int], int]] = {}
         self._sample_nbytes = sum(field.nbytes for field in self._fields)
 
     def batches(
@@ -212,13 +217,15 @@ class Groups:
 
     def _layout(self, count: int) -> tuple[list[int], int]:
         """Where the fields, and then the scratch of each gather, begin in a group of `count` samples; its bytes."""
-        sizes = [count * field.nbytes for field in self._fields]
-        sizes += [gather.scratch_nbytes(count) for gather in self._gathers]
-        offsets, end = [], 0
-        for size in sizes:
-            offsets.append(end)
-            end += -(-size // _ALIGNMENT) * _ALIGNMENT
-        return offsets, end
+        if count not in self._layouts:
+            sizes = [count * field.nbytes for field in self._fields]
+            sizes += [gather.scratch_nbytes(count) for gather in self._gathers]
+            ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
+            # Batches of whole instants have any number of samples.
+            if len(self._layouts) > _MOST_LAYOUTS:
+                self._layouts.clear()
+            self._layouts[count] = [0, *ends[:-1]], ends[-1]
+        return self._layouts[count]
 
     def _begin(self, schedule: Schedule, span: tuple[int, int, int] | None) -> Group | None:
         """Queue the gather of a group."""
@@ -229,7 +236,7 @@ class Groups:
         count = int(edges[-1])
         offsets, needed = self._layout(count)
         n_fields = len(self._fields)
-        with relaxed(), self._gatherer.device:
+        with self._gatherer.device:
             slot = self._slots.take(max(nbytes, needed))
             try:
                 group = Group(slot, self._fields, offsets[:n_fields], (edges[1:] - edges[:-1]).tolist())
@@ -239,7 +246,7 @@ class Groups:
                     for gather, scratch in zip(self._gathers, scratches, strict=True):
                         gather.fill(fields[: gather.n_fields], scratch, schedule, first, stop, count)
                         del fields[: gather.n_fields]
-                    group.ready.record()
+                    slot.ready.record()
             except BaseException:
                 self._slots.give_back(slot)
                 raise
