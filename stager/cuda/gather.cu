@@ -2,11 +2,8 @@
 // casts their columns. And one kernel of staging. order.cu comes before this text.
 
 #ifdef __CUDACC__
-// The bits of the nearest float16, ties to even; one NaN for all, of either sign.
-__device__ __forceinline__ unsigned short half_bits(float value) {
-    u32 bits = __float_as_uint(value);
+__device__ __forceinline__ unsigned short nearest_half(float value) {
     unsigned short half;
-    if (value != value) return (unsigned short)(bits >> 16 & 0x8000 | 0x7e00);
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
     return half;
 }
@@ -269,28 +266,46 @@ __device__ __forceinline__ float standard(float value, double mean, double devia
     return (float)__ddiv_rn(__dsub_rn(value, mean), deviation);
 }
 
-// The bits of the nearest bfloat16, ties to even; NaN likewise.
-__device__ __forceinline__ unsigned short bfloat16_bits(float value) {
-    u32 bits = __float_as_uint(value);
-    if (value != value) return (unsigned short)(bits >> 16 & 0x8000 | 0x7fc0);
-    return (unsigned short)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+// The bits of the nearest float16 or bfloat16, ties to even; one NaN for all, of either sign.
+__device__ __forceinline__ u32 half_bits(float value) {
+    if (value != value) return __float_as_uint(value) >> 16 & 0x8000 | 0x7e00;
+    return nearest_half(value);
+}
+__device__ __forceinline__ u32 bfloat16_bits(float value) {
+    const u32 bits = __float_as_uint(value);
+    if (value != value) return bits >> 16 & 0x8000 | 0x7fc0;
+    return bits + 0x7fff + (bits >> 16 & 1) >> 16;
 }
 
+// A type that values are cast to, and how some of them are stored at once.
 struct AsFloat {
     typedef float type;
-    typedef float4 four;
     static __device__ __forceinline__ float of(float v) { return v; }
+    template <int n>
+    static __device__ __forceinline__ void put(float *to, const float *v) {
+#pragma unroll
+        for (int j = 0; j < n; j += 4) __stcs((float4 *)(to + j), float4{v[j], v[j + 1], v[j + 2], v[j + 3]});
+    }
 };
-struct AsHalf {
+
+template <u32 (*bits)(float)>
+struct AsTwoBytes {
     typedef unsigned short type;
-    typedef ushort4 four;
-    static __device__ __forceinline__ unsigned short of(float v) { return half_bits(v); }
+    static __device__ __forceinline__ unsigned short of(float v) { return (unsigned short)bits(v); }
+    template <int n>
+    static __device__ __forceinline__ void put(unsigned short *to, const float *v) {
+        u32 two[n / 2];
+#pragma unroll
+        for (int j = 0; j < n / 2; ++j) two[j] = bits(v[2 * j]) | bits(v[2 * j + 1]) << 16;
+        if (n == 8) {
+            __stcs((uint4 *)to, uint4{two[0], two[1], two[n / 2 - 2], two[n / 2 - 1]});
+        } else {
+            __stcs((uint2 *)to, uint2{two[0], two[1]});
+        }
+    }
 };
-struct AsBfloat16 {
-    typedef unsigned short type;
-    typedef ushort4 four;
-    static __device__ __forceinline__ unsigned short of(float v) { return bfloat16_bits(v); }
-};
+typedef AsTwoBytes<half_bits> AsHalf;
+typedef AsTwoBytes<bfloat16_bits> AsBfloat16;
 
 // Columns in any order, scaled and cast on the way, of rows that may lie apart.
 template <typename As>
@@ -324,10 +339,10 @@ __device__ __forceinline__ void serve(
     }
 }
 
-// Some of four values by the last close, without branches, so that the four go side by side.
+// Some of four values by the last close, without branches, so that they go side by side.
 __device__ __forceinline__ void scale_by(const Last &last, float *v, int which) {
-    bool odd = false;
     float scaled[4];
+    bool odd = false;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         double rest;
@@ -341,88 +356,80 @@ __device__ __forceinline__ void scale_by(const Last &last, float *v, int which) 
     }
 }
 
-#ifndef AHEAD
-#define AHEAD 2
-#define MOST_THREADS 1024
-#endif
-
-// The same, four values of a window at a time. The lanes are a multiple of what makes a lane's columns the same in all
+// The same, some values of a window at a time. The lanes are a multiple of what makes a lane's columns the same in all
 // rounds, so they are looked up once; and all columns that are scaled by a close are scaled by the same.
-// `whole`: all columns in their order, in multiples of four, are loads of 16 bytes.
-template <typename As, bool whole, bool scaled>
-__device__ __forceinline__ void serve_fours(
-    const u64 *__restrict__ addresses, typename As::four *__restrict__ out, const Windows &windows,
+// `whole`: all columns in their order, in multiples of as many values, are loads of 16 bytes. Eight values at a time are
+// scaled by LAST and LOG1P alone: divisions take the registers.
+template <typename As, int wide, bool whole, bool scaled>
+__device__ __forceinline__ void serve_wide(
+    const u64 *__restrict__ addresses, typename As::type *__restrict__ out, const Windows &windows,
     const Column *__restrict__ columns, const double2 *__restrict__ stats) {
     const int lanes = (int)(gridDim.y * blockDim.x), n_columns = windows.n_columns;
-    const int n = windows.window * n_columns / 4, first = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    const int n = windows.window * n_columns / wide, first = (int)(blockIdx.y * blockDim.x + threadIdx.x);
     // A window is less than 2^31 floats long.
-    const int step = windows.step * windows.row_floats, on = 4 * lanes / n_columns * step;
+    const int step = windows.step * windows.row_floats, on = wide * lanes / n_columns * step;
     const int last_row = (windows.window - 1) * step;
-    int served[4], place[4], lasts = 0, logs = 0, others = 0, close = 0, closed = 0;
+    int place[wide], lasts = 0, logs = 0, others = 0, close = 0, closed = 0;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) {
-        served[j] = (4 * first + j) % n_columns;
-        const Column column = columns[served[j]];
-        place[j] = (4 * first + j) / n_columns * step + column.source;
+    for (int j = 0; j < wide; ++j) {
+        const int served = (wide * first + j) % n_columns;
+        const Column column = columns[served];
+        place[j] = (wide * first + j) / n_columns * step + column.source;
         lasts |= (column.method == LAST) << j;
         logs |= (column.method == LOG1P) << j;
         others |= (column.method == ZSCORE || column.method == FITTED) << j;
-        if (column.method == LAST) close = column.close, closed = served[j];
+        if (column.method == LAST) close = column.close, closed = served;
     }
     for (i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y; i < windows.count; i += (i64)gridDim.x * blockDim.y) {
         const float *__restrict__ from = (const float *)addresses[i];
         const double2 *mine = stats + i * n_columns;
         const Last last(!scaled || !lasts ? 1.0 : stats ? mine[closed].x : (double)__ldg(from + last_row + close));
-        for (int k = first; k < n; k += AHEAD * lanes, from += AHEAD * on) {
-            // All are loaded before the first is scaled.
-            float loaded[AHEAD][4];
+        typename As::type *to = out + (i * n + first) * wide;
+        for (int k = first; k < n; k += lanes, from += on, to += wide * lanes) {
+            float v[wide];
+            if (whole) {
 #pragma unroll
-            for (int r = 0; r < AHEAD; ++r) {
-                if (k + r * lanes >= n) break;
-                const float *__restrict__ row = from + r * on;
-                if (whole) {
-                    const float4 v = __ldg((const float4 *)(row + place[0]));
-                    loaded[r][0] = v.x, loaded[r][1] = v.y, loaded[r][2] = v.z, loaded[r][3] = v.w;
-                } else {
+                for (int j = 0; j < wide; j += 4) {
+                    const float4 loaded = __ldg((const float4 *)(from + place[j]));
+                    v[j] = loaded.x, v[j + 1] = loaded.y, v[j + 2] = loaded.z, v[j + 3] = loaded.w;
+                }
+            } else {
 #pragma unroll
-                    for (int j = 0; j < 4; ++j) loaded[r][j] = __ldg(row + place[j]);
+                for (int j = 0; j < wide; ++j) v[j] = __ldg(from + place[j]);
+            }
+            if (scaled) {
+#pragma unroll
+                for (int j = 0; j < wide; j += 4) {
+                    if (lasts >> j & 15) scale_by(last, v + j, lasts >> j);
                 }
             }
+            if (scaled && logs) {
 #pragma unroll
-            for (int r = 0; r < AHEAD; ++r) {
-                if (k + r * lanes >= n) break;
-                float *v = loaded[r];
-                if (scaled && lasts) scale_by(last, v, lasts);
-                if (scaled && logs) {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        if (logs >> j & 1) v[j] = log_of(v[j]);
-                    }
+                for (int j = 0; j < wide; ++j) {
+                    if (logs >> j & 1) v[j] = log_of(v[j]);
                 }
-                if (scaled && others) {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-                        if (others >> j & 1) {
-                            const Column *__restrict__ column = columns + served[j];
-                            const bool fitted = column->method == FITTED;
-                            v[j] = standard(
-                                v[j], fitted ? column->mean : mine[served[j]].x,
-                                fitted ? column->deviation : mine[served[j]].y);
-                        }
-                    }
-                }
-                typename As::four to;
-                to.x = As::of(v[0]), to.y = As::of(v[1]), to.z = As::of(v[2]), to.w = As::of(v[3]);
-                __stcs(out + i * n + k + r * lanes, to);
             }
+            if (scaled && wide == 4 && others) {
+#pragma unroll
+                for (int j = 0; j < wide; ++j) {
+                    if (others >> j & 1) {
+                        const int served = (wide * first + j) % n_columns;
+                        const Column *__restrict__ column = columns + served;
+                        const bool fitted = column->method == FITTED;
+                        v[j] = standard(
+                            v[j], fitted ? column->mean : mine[served].x, fitted ? column->deviation : mine[served].y);
+                    }
+                }
+            }
+            As::template put<wide>(to, v);
         }
     }
 }
 
-#define SERVE_FOURS(NAME, AS, WHOLE, SCALED)                                                                         \
-    extern "C" __global__ void __launch_bounds__(MOST_THREADS) serve_fours_##NAME(                                   \
-        const u64 *addresses, AS::four *out, const Windows windows, const Column *columns, const double2 *stats) {   \
-        serve_fours<AS, WHOLE, SCALED>(addresses, out, windows, columns, stats);                                     \
+#define SERVE_WIDE(NAME, AS, WIDE, WHOLE, SCALED)                                                                    \
+    extern "C" __global__ void __launch_bounds__(1024) serve_##NAME(                                                 \
+        const u64 *addresses, AS::type *out, const Windows windows, const Column *columns, const double2 *stats) {   \
+        serve_wide<AS, WIDE, WHOLE, SCALED>(addresses, out, windows, columns, stats);                                \
     }
 
 #define SERVE(NAME, AS)                                                                                              \
@@ -430,10 +437,14 @@ __device__ __forceinline__ void serve_fours(
         const u64 *addresses, AS::type *out, const Windows windows, const Column *columns, const double2 *stats) {   \
         serve<AS>(addresses, out, windows, columns, stats);                                                          \
     }                                                                                                                \
-    SERVE_FOURS(NAME, AS, false, false)                                                                              \
-    SERVE_FOURS(whole_##NAME, AS, true, false)                                                                       \
-    SERVE_FOURS(scaled_##NAME, AS, false, true)                                                                      \
-    SERVE_FOURS(whole_scaled_##NAME, AS, true, true)
+    SERVE_WIDE(4_##NAME, AS, 4, false, false)                                                                        \
+    SERVE_WIDE(8_##NAME, AS, 8, false, false)                                                                        \
+    SERVE_WIDE(4_whole_##NAME, AS, 4, true, false)                                                                   \
+    SERVE_WIDE(8_whole_##NAME, AS, 8, true, false)                                                                   \
+    SERVE_WIDE(4_scaled_##NAME, AS, 4, false, true)                                                                  \
+    SERVE_WIDE(8_scaled_##NAME, AS, 8, false, true)                                                                  \
+    SERVE_WIDE(4_whole_scaled_##NAME, AS, 4, true, true)                                                             \
+    SERVE_WIDE(8_whole_scaled_##NAME, AS, 8, true, true)
 
 SERVE(float32, AsFloat)
 SERVE(float16, AsHalf)

@@ -37,11 +37,10 @@ NEXT = np.dtype(
 )  # fmt: skip
 WINDOWS = np.dtype([("count", "<i8"), ("window", "<i4"), ("row_floats", "<i4"), ("n_columns", "<i4"), ("step", "<i4")])
 # Methods of samples/normalize.py.
-_LAST, _ZSCORE = 1, 3
+_LAST, _ZSCORE, _FITTED = 1, 3, 4
 _THREADS = 256
 _MOST_LANES = 1024
 _ROUNDS = 4
-# Less the rounds that a kernel looks ahead.
 _MOST_FLOATS = 1 << 30
 _NEXT_BLOCKS = 128
 _MAX_BLOCKS = 1 << 16
@@ -69,7 +68,7 @@ def kernels(device: int) -> dict[str, Any]:
     if device not in _kernels:
         source = kernel_source()
         copies = [f"{act}_windows_{kind}" for act in ("copy", "next") for kind in ("16", "8", "4", "shifted")]
-        kinds = ("", "fours_", "fours_whole_", "fours_scaled_", "fours_whole_scaled_")
+        kinds = ["", *(f"{wide}_{kind}" for wide in (4, 8) for kind in ("", "whole_", "scaled_", "whole_scaled_"))]
         serves = [f"serve_{kind}{dtype}" for kind in kinds for dtype in ("float32", "float16", "bfloat16")]
         names = ("resolve", "resolve_next", *copies, *serves, "window_stats", "scatter_rows")
         with cupy.cuda.Device(device):
@@ -338,14 +337,16 @@ def _copying(pointer: int, window: int, n_columns: int) -> tuple[str, int]:
 def _serving(pointer: int, index: Tables, n_columns: int, n_served: int) -> tuple[str, int, int]:
     """The kernel that serves columns, but for its type; the stores that a window takes, and by how many lanes."""
     n = index.window * n_served
-    period = n_served // math.gcd(n_served, 4)
-    if n % 4 or period > _MOST_LANES or index.window * n_columns > _MOST_FLOATS:
+    divided = index.methods is not None and bool(np.isin(index.methods, (_ZSCORE, _FITTED)).any())
+    wide = 8 if n % 8 == 0 and not divided else 4
+    period = n_served // math.gcd(n_served, wide)
+    if n % wide or period > _MOST_LANES or index.window * n_columns > _MOST_FLOATS:
         return "serve_", n, min(_THREADS, max(8, 1 << (n - 1).bit_length()))
-    whole = index.columns is None and n_columns % 4 == 0 and pointer % 16 == 0
-    kernel = f"serve_fours_{'whole_' if whole else ''}{'' if index.methods is None else 'scaled_'}"
+    whole = index.columns is None and n_columns % wide == 0 and pointer % 16 == 0
+    kernel = f"serve_{wide}_{'whole_' if whole else ''}{'' if index.methods is None else 'scaled_'}"
     # Some rounds for each lane, which looks up its columns before the first.
-    wanted = min(_THREADS, max(8, n // 4 // _ROUNDS))
-    return kernel, n // 4, min(-(-wanted // period) * period, _MOST_LANES // period * period)
+    wanted = min(_THREADS, max(8, n // wide // _ROUNDS))
+    return kernel, n // wide, min(-(-wanted // period) * period, _MOST_LANES // period * period)
 
 
 def _addresses_nbytes(count: int) -> int:

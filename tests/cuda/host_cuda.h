@@ -22,8 +22,11 @@ struct alignas(8) float2 {
     float x, y;
 };
 
-struct alignas(8) ushort4 {
-    unsigned short x, y, z, w;
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
 };
 struct alignas(16) double2 {
     double x, y;
@@ -61,9 +64,8 @@ inline unsigned __float_as_uint(float value) {
 }
 
 // Halves by arithmetic: the kernels use an instruction.
-inline unsigned short half_bits(float value) {
-    const unsigned bits = __float_as_uint(value), sign = bits >> 16 & 0x8000;
-    if (value != value) return (unsigned short)(sign | 0x7e00);
+inline unsigned short nearest_half(float value) {
+    const unsigned sign = __float_as_uint(value) >> 16 & 0x8000;
     const double size = std::fabs((double)value);
     if (size >= 65520.0) return (unsigned short)(sign | 0x7c00);
     int exponent;

@@ -254,9 +254,9 @@ class WindowsParameters(ctypes.Structure):
 
 def serve(
     kernels: Any, addresses: np.ndarray, n_all: int, window: int, columns: np.ndarray, dtype: str,
-    *, fours: str | None = None, step: int = 1, stats: bool = True, pieces: int = 1,
+    *, wide: int = 1, kind: str = "", step: int = 1, stats: bool = True, pieces: int = 1,
 ) -> np.ndarray:  # fmt: skip
-    """Windows as the kernels serve them: value by value, or in fours by a kernel of some name."""
+    """Windows as the kernels serve them: value by value, or some at a time by a kernel of some kind."""
     n, n_served = len(addresses), len(columns)
     windows = WindowsParameters(n, window, n_all, n_served, step)
     found = guarded((n, n_served, 2), np.float64)
@@ -264,9 +264,9 @@ def serve(
         launch(kernels, "window_stats", 2, (16, 1), at(addresses), windows, at(columns), at(found))
     x = guarded((n, window, n_served), np.float32 if dtype == "float32" else np.uint16)
     # The lanes must be a multiple of what makes a lane's columns the same in all rounds.
-    lanes = 8 if fours is None else 2 * n_served // math.gcd(n_served, 4)
+    lanes = 8 if wide == 1 else 2 * n_served // math.gcd(n_served, wide)
     launch(
-        kernels, f"serve_{'' if fours is None else f'fours_{fours}'}{dtype}", 2, (lanes, 3), at(addresses), at(x),
+        kernels, f"serve_{'' if wide == 1 else f'{wide}_{kind}'}{dtype}", 2, (lanes, 3), at(addresses), at(x),
         windows, at(columns), at(found) if stats else ctypes.c_void_p(), pieces=pieces,
     )  # fmt: skip
     assert_guards(x)
@@ -291,11 +291,12 @@ def test_chosen_columns_are_copied(kernels, columns, pieces):
 
 @pytest.mark.parametrize("stats", [True, False])
 @pytest.mark.parametrize("pieces", [1, 2])
+@pytest.mark.parametrize("wide", [4, 8])
 @pytest.mark.parametrize(
-    ("n_columns", "windows"), [(1, (4, 64)), (4, (1, 3, 64)), (5, (4, 64)), (6, (2, 30)), (12, (1, 9))]
+    ("n_columns", "windows"), [(1, (8, 64)), (4, (2, 6, 64)), (5, (8, 64)), (6, (4, 28)), (8, (1, 5)), (12, (2, 10))]
 )
-def test_four_values_at_a_time_are_those_one_by_one(kernels, n_columns, windows, pieces, stats):
-    methods = np.resize([1, 3, 2, 0, 4] if stats else [1, 0, 2, 4, 1], n_columns)
+def test_values_some_at_a_time_are_those_one_by_one(kernels, n_columns, windows, wide, pieces, stats):
+    methods = np.resize([1, 2, 0] if wide == 8 else [1, 3, 2, 0, 4] if stats else [1, 0, 2, 4, 1], n_columns)
     for dtype, window in product(("float32", "float16", "bfloat16"), windows):
         _rows, addresses, right = windows_of(n_columns, window, 21)
         fitted = np.stack([right[0, 0], np.full(n_columns, 3.0)])
@@ -303,17 +304,19 @@ def test_four_values_at_a_time_are_those_one_by_one(kernels, n_columns, windows,
         plain = columns_of(range(n_columns))
         for columns, kind in ((scaled, "scaled_"), (plain, "")):
             one = serve(kernels, addresses, n_columns, window, columns, dtype, stats=stats)
-            for fours in (kind, *([f"whole_{kind}"] if n_columns % 4 == 0 else [])):
-                four = serve(
-                    kernels, addresses, n_columns, window, columns, dtype, fours=fours, pieces=pieces, stats=stats
-                )
-                np.testing.assert_array_equal(one, four)
+            for served in (kind, *([f"whole_{kind}"] if n_columns % wide == 0 else [])):
+                some = serve(
+                    kernels, addresses, n_columns, window, columns, dtype,
+                    wide=wide, kind=served, pieces=pieces, stats=stats,
+                )  # fmt: skip
+                np.testing.assert_array_equal(one, some)
 
 
+@pytest.mark.parametrize("wide", [4, 8])
 @pytest.mark.parametrize("columns", [[6, 2], [3, 3, 0, 5, 1, 6, 2, 4], [1]])
-def test_chosen_columns_are_copied_four_at_a_time(kernels, columns):
-    _rows, addresses, right = windows_of(7, 12, 21)
-    x = serve(kernels, addresses, 7, 12, columns_of(columns), "float32", stats=False, fours="")
+def test_chosen_columns_are_copied_some_at_a_time(kernels, columns, wide):
+    _rows, addresses, right = windows_of(7, 16, 21)
+    x = serve(kernels, addresses, 7, 16, columns_of(columns), "float32", stats=False, wide=wide)
     np.testing.assert_array_equal(x, right[:, :, columns])
 
 
