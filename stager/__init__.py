@@ -10,6 +10,7 @@ from stager.batches.arrays import StagedArrays, stage_arrays
 from stager.batches.batch import Batch
 from stager.batches.folds import Fold
 from stager.batches.leaktest import leaktest
+from stager.batches.ranks import Ranks
 from stager.batches.resident import Resident, stage
 from stager.batches.stager import Stager
 from stager.errors import StagerError
@@ -46,6 +47,7 @@ __all__ = [
     "PanelPlan",
     "Plan",
     "PurgedKFold",
+    "Ranks",
     "ReadOptions",
     "Resident",
     "Select",

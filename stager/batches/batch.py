@@ -84,8 +84,8 @@ class Batch:
 
     @property
     def valid(self) -> npt.NDArray[np.bool_]:
-        """(size,) bool: false for padding."""
-        return np.ones(len(self), bool)
+        """(size,) bool on the host: false for what fills up the last batch of an epoch, with ``last="pad"``."""
+        return self._schedule.valid(self.number)
 
 
 class About:

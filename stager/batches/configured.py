@@ -28,8 +28,11 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     window: Annotated[int, msgspec.Meta(ge=1)]
     batch_size: Annotated[int, msgspec.Meta(ge=1)]
     seed: int = 0
-    shuffle: Literal["full", "time"] | bool = "full"
-    last: Literal["keep", "drop"] = "keep"
+    shuffle: Literal["full", "block", "time"] | bool = "full"
+    block: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    last: Literal["keep", "drop", "pad"] = "keep"
+    sampling: Literal["once", "weighted"] = "once"
+    weights: Literal["uniqueness"] | None = None
     normalize: Literal["none", "last", "zscore"] = "none"
 
 
@@ -117,7 +120,7 @@ def read_configuration(path: str | Path, overrides: dict[str, Any]) -> Configura
         asked = resolve(PanelOptions, "panel", toml=tables["panel"])
         side_by_side = Panel(**msgspec.structs.asdict(asked))
     arguments: dict[str, Any] = {
-        name: overrides.pop(name) for name in ("target", "select", "normalize") if name in overrides
+        name: overrides.pop(name) for name in ("target", "select", "normalize", "ranks", "weights") if name in overrides
     }
     places: dict[str, Any] = {name: overrides.pop(name) for name in ("device", "placement") if name in overrides}
     if "target" not in arguments and "target" in tables:

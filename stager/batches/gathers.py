@@ -15,6 +15,7 @@ from stager.batches.resident import Resident
 from stager.samples.index import SampleIndex
 from stager.samples.normalize import DType
 from stager.samples.panel_index import PanelIndex
+from stager.samples.sampling import Draws
 from stager.samples.schedule import Schedule
 
 Arrays = tuple[Any, ...]
@@ -34,9 +35,13 @@ class Gather(Protocol):
         ...
 
 
-def make_gather(resident: Resident, index: SampleIndex, dtype: DType = "float32", like: Any = None) -> Gather:
+def make_gather(
+    resident: Resident, index: SampleIndex, dtype: DType = "float32", like: Any = None, draws: Draws | None = None
+) -> Gather:
     """The gather for the rows' device, which shares memory with `like`, one over the same rows."""
-    return (OnHost if resident.device.index is None else OnGpu)(resident, index, dtype, like)
+    if resident.device.index is None:
+        return OnHost(resident, index, dtype, like)
+    return OnGpu(resident, index, dtype, like, draws)
 
 
 def consumer_streams(stream: Any, device: int) -> list[Any]:
@@ -120,9 +125,13 @@ class OnGpu:
     dtype : {"float32", "float16", "bfloat16"}
     like : OnGpu, optional
         Another one over the same rows.
+    draws : Draws, optional
+        Where samples are drawn by weight.
     """
 
-    def __init__(self, resident: Resident, index: SampleIndex, dtype: DType, like: OnGpu | None) -> None:
+    def __init__(
+        self, resident: Resident, index: SampleIndex, dtype: DType, like: OnGpu | None, draws: Draws | None = None
+    ) -> None:
         from stager.cuda.gather import Field, WindowGather, load
         from stager.cuda.groups import Groups
 
@@ -143,7 +152,7 @@ class OnGpu:
                 *(() if y_shape is None else (Field(y_shape),)),
             ]
         self._gathers: list[WindowGather] = [
-            WindowGather(rows, part, timeout, None if like is None else like._gathers[number], dtypes[number])
+            WindowGather(rows, part, timeout, None if like is None else like._gathers[number], dtypes[number], draws)
             for number, (rows, part) in enumerate(zip([resident.rows, *self._tables], parts, strict=True))
         ]
         self._groups: Groups = Groups(self._gathers, device, fields, None if like is None else like._groups)

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from stager.batches.gathers import OnGpu
 from stager.errors import SampleError
 from stager.samples.order import Order
+from stager.samples.sampling import WeightedOrder
+from stager.samples.schedule import Schedule
 
 if TYPE_CHECKING:
-    from stager.batches.stager import Stager
+    from stager.batches.served import Served
 
 
 @dataclass(frozen=True)
@@ -38,21 +40,22 @@ class GraphSource:
     stride: int
     offset: int
     window_nbytes: int
-    order: Callable[[int], Order]
+    order: Callable[[int], Order | WeightedOrder]
     check: Callable[[int, int], None]
 
 
-def graph_source(st: Stager, gather: Any, order: Callable[[int], Order]) -> GraphSource:
+def graph_source(st: Served, gather: Any, schedule: Callable[[int], Schedule]) -> GraphSource:
     """See :meth:`stager.Stager.graph_source`."""
     if not isinstance(gather, OnGpu):
         raise SampleError("a graph's batch needs rows on a GPU; these are on the host, use batches()")
-    if gather.of_panel or st.shuffle == "time":
+    first = schedule(0)
+    if gather.of_panel or first.instants is not None:
         what = "samples of a panel" if gather.of_panel else "batches of whole decision instants (shuffle='time')"
         raise SampleError(f"{what} are not served inside a graph; use batches()")
     if st.last == "keep" and st.n_samples % st.batch_size:
         raise SampleError(
             f"{st.n_samples:,} samples leave a shorter last batch of {st.n_samples % st.batch_size:,}, and a graph's "
-            f"batches are all of one size; use last='drop'"
+            f"batches are all of one size; use last='drop' or 'pad'"
         )
     rows = st.resident.rows
 
@@ -60,5 +63,6 @@ def graph_source(st: Stager, gather: Any, order: Callable[[int], Order]) -> Grap
         st.sample_id(epoch, batch, 0)
 
     return GraphSource(
-        rows, gather.windows, st.batch_size, len(st), st.batch_size, 0, st.window * rows.shape[1] * 4, order, check
-    )
+        rows, gather.windows, st.batch_size, len(st), first.stride, first.shift, st.window * rows.shape[1] * 4,
+        lambda epoch: schedule(epoch).order, check,
+    )  # fmt: skip

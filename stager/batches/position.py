@@ -1,79 +1,97 @@
-"""Where a training is, as a few values that JSON keeps, and what must be the same to go on from there."""
+"""Where a training is, as a few values that JSON keeps, and what must be the same to go on from there.
+
+Nothing in it depends on the rank, nor on how many there are: a training goes on with other ranks that have the same
+batches together.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from stager.batches.epochs import Epochs
 from stager.errors import SampleError
-from stager.samples.index import SampleIndex
-from stager.samples.order import ALGORITHM
+from stager.samples.order import ALGORITHM, UNSHUFFLED
 
-if TYPE_CHECKING:
-    from stager.batches.stager import Stager
-
-_VERSION = 1
+_VERSION = 2
 
 # What else must be the same, and how it is called in an error.
 _SAME = {
-    "order": "algorithm of the order",
     "seed": "seed",
     "shuffle": "shuffle",
+    "block": "block",
+    "order": "algorithm of the order",
     "last": "last",
-    "batch_size": "batch_size",
+    "global_batch": "global batch, world_size * batch_size",
     "n_samples": "number of samples",
     "data": "fingerprint of the data",
-    "samples": "digest of window, target, selection, normalisation and fold",
+    "samples": "digest of window, target, selection, normalisation, weights and fold",
 }
 
 
-def state_of(st: Stager, index: SampleIndex, epoch: int, next_batch: int) -> dict[str, Any]:
-    """See :meth:`stager.Stager.state_dict`."""
+def state_of(epochs: Epochs, data: str, epoch: int, next_batch: int) -> dict[str, Any]:
+    """See :meth:`stager.Stager.state_dict`; `data` is the fingerprint."""
     place = {"epoch": epoch, "next_batch": next_batch}
-    _check_place(st, place)
-    return {"version": _VERSION, **_facts(st, index), **{name: int(number) for name, number in place.items()}}
+    _check_place(epochs, place)
+    return {"version": _VERSION, **_facts(epochs, data), **{name: int(number) for name, number in place.items()}}
 
 
-def go_on(st: Stager, index: SampleIndex, state: Mapping[str, Any]) -> tuple[int, int]:
+def go_on(epochs: Epochs, data: str, state: Mapping[str, Any]) -> tuple[int, int]:
     """See :meth:`stager.Stager.resume`."""
-    if not isinstance(state, Mapping) or not isinstance(state.get("version"), int):
+    if not isinstance(state, Mapping) or type(state.get("version")) is not int:
         raise SampleError(f"resume() takes what state_dict() gave, not {type(state).__name__} {str(state)[:60]!r}")
-    if state["version"] != _VERSION:
+    if state["version"] == 1:
+        state = _of_version_1(state)
+    elif state["version"] != _VERSION:
         raise SampleError(
-            f"the state is of version {state['version']}, this stager reads version {_VERSION}; resume with the stager "
-            f"that wrote it"
+            f"the state is of version {state['version']}, this stager reads versions 1 and {_VERSION}; resume with the "
+            f"stager that wrote it"
         )
-    wanted = {"version", "epoch", "next_batch", *_SAME}
-    if lost := sorted(wanted - set(state)):
+    if lost := sorted({"epoch", "next_batch", *_SAME} - set(state)):
         raise SampleError(f"the state lacks {lost[0]!r}; it was cut or changed")
-    for key, value in _facts(st, index).items():
-        if state[key] != value:
+    for key, value in _facts(epochs, data).items():
+        # What the last batch is filled up with is marked, so it is the same batch.
+        if key == "last" and {state[key], value} == {"keep", "pad"}:
+            continue
+        if state[key] != value or type(state[key]) is not type(value):
             raise SampleError(
                 f"the training was of another {_SAME[key]}: {state[key]!r}, and this Stager has {value!r}; resume with "
                 f"the same, or begin a new training"
             )
-    _check_place(st, state)
+    _check_place(epochs, state)
     epoch, batch = int(state["epoch"]), int(state["next_batch"])
-    return (epoch + 1, 0) if batch == len(st) else (epoch, batch)
+    return (epoch + 1, 0) if batch == len(epochs) else (epoch, batch)
 
 
-def _check_place(st: Stager, place: Mapping[str, Any]) -> None:
-    for name, most in (("epoch", (1 << 63) - 1), ("next_batch", len(st))):
+def _of_version_1(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state of version 1 as version 2 would have it: of one process, without blocks."""
+    now = {**state, "block": None}
+    if "batch_size" in state:
+        now["global_batch"] = state["batch_size"]
+    if state.get("shuffle") is False and state.get("order") == ALGORITHM:
+        now["order"] = UNSHUFFLED
+    return now
+
+
+def _check_place(epochs: Epochs, place: Mapping[str, Any]) -> None:
+    for name, most in (("epoch", (1 << 63) - 1), ("next_batch", len(epochs))):
         number = place[name]
         if isinstance(number, bool) or not isinstance(number, (int, np.integer)) or not 0 <= number <= most:
             raise SampleError(f"{name} is {number!r}; it must be an integer from 0 to {most:,}")
 
 
-def _facts(st: Stager, index: SampleIndex) -> dict[str, Any]:
+def _facts(epochs: Epochs, data: str) -> dict[str, Any]:
+    options = epochs.options
     return {
-        "order": ALGORITHM,
-        "seed": st.seed,
-        "shuffle": st.shuffle,
-        "last": st.last,
-        "batch_size": st.batch_size,
-        "n_samples": st.n_samples,
-        "data": st.resident.pack.fingerprint,
-        "samples": index.digest,
+        "seed": options.seed,
+        "shuffle": options.shuffle,
+        "block": options.block_size,
+        "order": epochs.order(0).algorithm,
+        "last": options.last,
+        "global_batch": options.global_batch,
+        "n_samples": epochs.n_samples,
+        "data": data,
+        "samples": epochs.digest,
     }

@@ -64,7 +64,7 @@ def newest(pack: Pack, index: SampleIndex, target: Any) -> SampleIndex:
     return index.of_rows(rows, reasons)
 
 
-def to_table(pack: Pack, index: SampleIndex, about: About, predictions: Any) -> pa.Table:
+def to_table(pack: Pack, index: SampleIndex, about: About, predictions: Any, *, padded: bool = False) -> pa.Table:
     """The samples with what was predicted for them, see :meth:`stager.Stager.to_table`."""
     ids = np.arange(index.n_samples)
     rows = index.rows_between(0, index.n_samples)
@@ -97,6 +97,7 @@ def to_table(pack: Pack, index: SampleIndex, about: About, predictions: Any) -> 
             raise SampleError(
                 f"predictions have shape {values.shape}; to_table takes ({text}{',' * (len(shape) == 1)}) or "
                 f"({text}, n_outputs), one for each sample{' and symbol' * (len(shape) > 1)}"
+                f"{'; leave out what batch.valid marks false' * padded}"
             )
         columns |= {name: pa.array(column) for name, column in _columns("prediction", values[chosen])}
     return pa.table(columns)

@@ -23,7 +23,7 @@ extern "C" __global__ void resolve(
             i64 block = find_span(block_places, n_blocks, i);
             sample = block_samples[block] + (i - block_places[block]);
         } else {
-            sample = sample_at(order, first + i);
+            sample = sample_at(order, position_at(order, first, i));
         }
         i64 span = find_span(span_ids, n_spans, sample);
         i64 row = span_rows[span] + (sample - span_ids[span]);

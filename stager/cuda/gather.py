@@ -93,7 +93,10 @@ class Schedule(Protocol):
     @property
     def batch_size(self) -> int: ...
     @property
+    def stride(self) -> int: ...
+    @property
     def typical_size(self) -> int: ...
+    def first_position(self, batch: int) -> int: ...
     def offsets(self, first: int, stop: int) -> npt.NDArray[np.int64]: ...
     def blocks(self, first: int, stop: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None: ...
 
@@ -167,6 +170,8 @@ class WindowGather:
         Another one over the same rows; the targets are shared with it where they are the same.
     dtype : {"float32", "float16", "bfloat16"}
         What windows are cast to, after any scaling.
+    draws : Draws, optional
+        Where samples are drawn by weight, see :class:`stager.samples.sampling.Draws`; copied to the device.
 
     Attributes
     ----------
@@ -181,6 +186,7 @@ class WindowGather:
         stall_timeout: float,
         like: WindowGather | None = None,
         dtype: DType = "float32",
+        draws: Any = None,
     ) -> None:
         device = rows.data.device_id
         self._kernels = kernels(device)
@@ -194,6 +200,7 @@ class WindowGather:
         self._y: Any = like._y if like is not None and like._host_y is index.y else None
         if self._y is None and index.y is not None:
             self._y = load(index.y, device, stall_timeout)
+        self._draws: Any = None if draws is None else load(draws.table, device, stall_timeout)
         self._n_targets = 0 if index.y is None else int(np.prod(index.y.shape[1:], dtype=np.int64))
         self._bases = load(np.array([rows.data.ptr], np.uint64), device, stall_timeout)
         self._base_rows = len(rows)
@@ -251,7 +258,8 @@ class WindowGather:
             (min(_MAX_BLOCKS, -(-count // _THREADS)),),
             (_THREADS,),
             (
-                _packed(order_parameters(schedule.order)), np.int64(first * schedule.batch_size), np.int64(count),
+                _packed(self.parameters(schedule.order, schedule.batch_size, schedule.stride)),
+                np.int64(schedule.first_position(first)), np.int64(count),
                 np.uint64(places), np.uint64(samples), np.int64(n_blocks),
                 np.int64(self._window), np.int64(self._row_nbytes),
                 *self._tables, np.int64(len(self._tables[1])),
@@ -299,7 +307,11 @@ class WindowGather:
     @property
     def held(self) -> list[Any]:
         """What the kernels read, beside the rows."""
-        return [*self._tables, self._bases, self._y, self._columns]
+        return [*self._tables, self._bases, self._y, self._columns, self._draws]
+
+    def parameters(self, order: Any, batch_size: int = 1, stride: int = 1) -> npt.NDArray[np.void]:
+        """The kernel's struct Order, see :func:`stager.cuda.order.order_parameters`."""
+        return order_parameters(order, batch_size, stride, 0 if self._draws is None else self._draws.data.ptr)
 
     def copy(self, x: int, scratch: int, count: int) -> None:
         """Queue what follows resolving: the windows of `count` addresses at `scratch`."""
@@ -323,6 +335,7 @@ class WindowGather:
     def close(self) -> None:
         """Give back the tables."""
         self._tables, self._bases, self._y, self._columns, self._host_y = [], None, None, None, None
+        self._draws = None
 
 
 def _copying(pointer: int, window: int, n_columns: int) -> tuple[str, int]:

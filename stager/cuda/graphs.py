@@ -9,7 +9,7 @@ import numpy as np
 
 from stager.cuda.exports import export_to
 from stager.cuda.gather import CURSOR, Field
-from stager.cuda.order import ORDER, order_parameters
+from stager.cuda.order import ORDER
 from stager.errors import SampleError
 
 _ALIGNMENT = 256
@@ -30,7 +30,7 @@ class GraphBatch:
     to : {"torch"}, optional
         What the arrays are; None is CuPy.
     epochs : int
-        Orders of so many epochs, from the one sought, lie on the device, 152 bytes each. Batches after them are missing
+        Orders of so many epochs, from the one sought, lie on the device, 552 bytes each. Batches after them are missing
         values, and :meth:`position` says so.
 
     Attributes
@@ -120,7 +120,7 @@ class GraphBatch:
         with self._device as device:
             device.synchronize()
             if epoch != self._first_epoch:
-                orders = np.stack([order_parameters(self._source.order(epoch + k)) for k in range(self._epochs)])
+                orders = np.stack([self._gather.parameters(self._source.order(epoch + k)) for k in range(self._epochs)])
                 self._orders.set(orders.view(np.uint8).reshape(-1))
                 self._first_epoch = int(epoch)
             self._cursor.set(cursor.view(np.uint8))

@@ -62,6 +62,10 @@ class Plan:
         Decision instants of an epoch, where batches hold whole ones.
     panel : Cells or None
         Of a panel, what its places hold; rows and `reasons` are about its instants.
+    world_size : int
+        Ranks that share an epoch; `n_batches` and `batch_size` are of each.
+    weighted : bool
+        Whether samples are drawn by weight.
     """
 
     n_rows: int
@@ -88,6 +92,8 @@ class Plan:
     fold: str = ""
     n_instants: int | None = None
     panel: Cells | None = None
+    world_size: int = 1
+    weighted: bool = False
 
     @property
     def usable(self) -> float:
@@ -107,9 +113,10 @@ class Plan:
 
     @property
     def _batch(self) -> str:
-        if self.n_instants is None:
-            return str(self.batch_size)
-        return f"{self.batch_size} of {self.n_instants:,} instants"
+        text = str(self.batch_size)
+        if self.n_instants is not None:
+            text += f" of {self.n_instants:,} instants"
+        return f"{text} an epoch" + (f" on each of {self.world_size} ranks" if self.world_size > 1 else "")
 
     @property
     def _lost(self) -> dict[str, int]:
@@ -141,7 +148,8 @@ class Plan:
             ("normalize", self.normalize),
             ("adjustment", self.adjustment),
             ("target", self.target),
-            ("batches", f"{self.n_batches:,} of {self._batch} an epoch, {format_nbytes(self.batch_nbytes)} each"),
+            ("batches", f"{self.n_batches:,} of {self._batch}, {format_nbytes(self.batch_nbytes)} each"),
+            *((("sampling", "drawn by weight, with replacement"),) if self.weighted else ()),
             ("runs", f"{self.n_runs:,}, the longest of {self.longest_run:,} rows"),
             *((f"- {reason}", f"{n:,} rows") for reason, n in self.reasons.items() if n),
             *(
@@ -195,6 +203,8 @@ def make_plan(
     path: str,
     fold: str = "",
     n_instants: int | None = None,
+    world_size: int = 1,
+    draws_nbytes: int = 0,
 ) -> Plan:
     """The plan of a Stager; touches no device."""
     cells, width, mask = None, 1, 0
@@ -220,7 +230,7 @@ def make_plan(
         reasons=dict(index.reasons),
         samples_at_gap={} if fold else {gap: index.at_gap(gap, reach) for gap in GAPS},
         rows_nbytes=pack.rows_nbytes,
-        tables_nbytes=index.nbytes,
+        tables_nbytes=index.nbytes + draws_nbytes,
         disk_nbytes=sum(file.size_nbytes for part in pack.manifest.segments for file in part.files.values()),
         batch_nbytes=typical * ((index.window * len(served) + len(wanted)) * width * 4 + mask),
         device=device,
@@ -229,6 +239,8 @@ def make_plan(
         fold=fold,
         n_instants=n_instants,
         panel=cells,
+        world_size=world_size,
+        weighted=draws_nbytes > 0,
     )
 
 

@@ -164,7 +164,7 @@ def test_the_newest_windows_and_a_table_of_predictions():
 
 def test_other_shuffles_are_refused():
     for wrong in ("instant", True, 0, None):
-        with pytest.raises(SampleError, match="there are 'full', 'time' and False"):
+        with pytest.raises(SampleError, match="there are 'full', 'block', 'time' and False"):
             Stager(bar_table({"A": range(9)}), window=1, batch_size=1, shuffle=wrong, device="cpu")
 
 

@@ -26,8 +26,8 @@ def make(source: Any = PACK, **options: Any) -> Stager:
 
 @settings(deadline=None, max_examples=40)
 @given(
-    shuffle=st.sampled_from(["full", "time", False]),
-    last=st.sampled_from(["keep", "drop"]),
+    shuffle=st.sampled_from(["full", "block", "time", False]),
+    last=st.sampled_from(["keep", "drop", "pad"]),
     batch_size=st.integers(1, 40),
     stop=st.integers(0, 60),
     epochs=st.integers(1, 3),
@@ -112,6 +112,21 @@ def test_another_fold_is_refused():
                 other.resume(state)
 
 
+@pytest.mark.parametrize("shuffle", ["full", "time", False])
+def test_a_state_of_version_1_is_read(shuffle):
+    """It had the batch size of one process, and one name for the order, shuffled or not."""
+    with make(shuffle=shuffle) as one:
+        state = one.state_dict(2, 3)
+        old = {"version": 1, "order": "feistel32-1", "seed": 5, "shuffle": shuffle, "last": "keep", "batch_size": 8,
+               "n_samples": one.n_samples, "data": state["data"], "samples": one._index.digest,
+               "epoch": 2, "next_batch": 3}  # fmt: skip
+        assert one.resume(old) == (2, 3)
+        with pytest.raises(SampleError, match="batch_size: 9, and this Stager has 8"):
+            one.resume(old | {"batch_size": 9})
+        with pytest.raises(SampleError, match="lacks 'global_batch'"):
+            one.resume({key: value for key, value in old.items() if key != "batch_size"})
+
+
 @pytest.mark.parametrize("state", [None, 3, "epoch 3", [1, 2], {}, {"epoch": 1, "next_batch": 2}])
 def test_what_is_no_state_is_refused(state):
     with make() as one, pytest.raises(SampleError, match=r"takes what state_dict\(\) gave"):
@@ -121,7 +136,10 @@ def test_what_is_no_state_is_refused(state):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"version": 2}, "version 2, this stager reads version 1"),
+        ({"version": 3}, "version 3, this stager reads versions 1 and 2"),
+        ({"version": 0}, "version 0"),
+        ({"global_batch": 16}, "global batch"),
+        ({"block": 4096}, "block: 4096"),
         ({"next_batch": 99}, "next_batch is 99; it must be an integer from 0 to"),
         ({"next_batch": -1}, "next_batch is -1"),
         ({"next_batch": 1.0}, "next_batch is 1.0"),

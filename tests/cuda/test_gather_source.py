@@ -15,6 +15,7 @@ import pytest
 
 from stager.samples.normalize import LOG1P, apply, cast
 from stager.samples.order import Order
+from stager.samples.sampling import Draws, WeightedOrder
 from stager.samples.schedule import Schedule
 
 pytest.importorskip("cupy")
@@ -104,6 +105,71 @@ def test_samples_are_resolved_with_their_targets(kernels, shuffle, n_targets):
             np.testing.assert_array_equal(y.view(np.uint32), target[decisions].view(np.uint32))
 
 
+def resolved(library: Any, schedule: Schedule, first: int, stop: int, table: np.ndarray | None = None) -> np.ndarray:
+    """The samples of batches as the kernel resolve finds them, of rows that all end one, of one byte each."""
+    count = int(schedule.offsets(first, stop)[-1])
+    parameters = order_table.order_parameters(
+        schedule.order, schedule.batch_size, schedule.stride, 0 if table is None else table.ctypes.data
+    )
+    addresses = np.zeros(count, np.uint64)
+    launch(
+        library, "resolve", 2, (16, 1), OrderParameters.from_buffer_copy(parameters.tobytes()),
+        I64(schedule.first_position(first)), I64(count), *NO_BLOCKS, I64(1), I64(1), at(np.zeros(1, np.int64)),
+        at(np.zeros(1, np.int64)), I64(1), at(np.zeros(1, np.uint64)), I64(1 << 62), ctypes.c_void_p(), I32(1),
+        at(addresses), ctypes.c_void_p(),
+    )  # fmt: skip
+    return addresses.astype(np.int64)
+
+
+def orders_of(n: int) -> list[Order]:
+    blocks = {1, 2, 7, 100, 4096, n // 3 + 1, n, n + 1}
+    return [Order(n, 3, 2), Order(n, 3, 2, False), *(Order(n, 3, 2, "block", block) for block in sorted(blocks))]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 50, 1000, 4095, 4096, 5000])
+def test_orders_are_numpys(kernels, n):
+    for order in orders_of(n):
+        ids = resolved(kernels, Schedule(order, n), 0, 1)
+        np.testing.assert_array_equal(ids, order.sample_ids(0, n))
+
+
+@pytest.mark.parametrize("n", [(1 << 31) + 11, (1 << 32) + 15, (1 << 40) - 87, 1 << 40, (1 << 62)])
+def test_orders_of_huge_epochs_are_numpys(kernels, n):
+    for order in orders_of(n):
+        # With the places around the shorter block.
+        places = {0, n // 2048, (n - 1) // 1024}
+        if order.shuffle == "block":
+            places.add(order.how.place * order.how.size // 1024)
+        for batch in sorted(places):
+            schedule = Schedule(order, 1024)
+            ids = schedule.sample_ids(batch, batch + 1)
+            np.testing.assert_array_equal(resolved(kernels, schedule, batch, batch + 1), ids)
+
+
+@pytest.mark.parametrize("n", [1, 2, 50, 5000])
+def test_draws_are_numpys(kernels, n):
+    draws = Draws(np.random.default_rng(n).gamma(0.3, size=n))
+    for seed, epoch in ((0, 0), (7, 3), ((1 << 64) - 1, (1 << 63) - 1)):
+        order = WeightedOrder(draws, seed, epoch)
+        ids = resolved(kernels, Schedule(order, n), 0, 1, draws.table)
+        np.testing.assert_array_equal(ids, order.sample_ids(0, n))
+
+
+@pytest.mark.parametrize("how", ["full", "block", False, "weighted"])
+@pytest.mark.parametrize(
+    ("n", "batch_size", "n_ranks"), [(1000, 7, 3), (1000, 1000, 2), (5, 4, 3), (64, 8, 8), (3, 50, 1)]
+)
+def test_ranks_and_padding_are_resolved(kernels, how, n, batch_size, n_ranks):
+    draws = Draws(np.arange(n) + 1.0)
+    order = WeightedOrder(draws, 1, 2) if how == "weighted" else Order(n, 1, 2, how, 16)
+    n_batches = -(-n // (batch_size * n_ranks))
+    for rank in range(n_ranks):
+        schedule = Schedule(order, batch_size, None, batch_size * n_ranks, rank * batch_size, pad=True)
+        for first, stop in ((0, n_batches), (n_batches // 2, n_batches), (n_batches - 1, n_batches)):
+            ids = resolved(kernels, schedule, first, stop, draws.table)
+            np.testing.assert_array_equal(ids, schedule.sample_ids(first, stop))
+
+
 @pytest.mark.parametrize("batch_size", [1, 3, 1000])
 @pytest.mark.parametrize("shuffle", ["full", False])
 def test_samples_of_whole_instants_are_resolved(kernels, shuffle, batch_size):
@@ -131,15 +197,20 @@ def test_samples_of_whole_instants_are_resolved(kernels, shuffle, batch_size):
 @pytest.mark.parametrize("kind", ["resolve_next", "next_windows_4"])
 @pytest.mark.parametrize("n_targets", [0, 1, 3])
 @pytest.mark.parametrize(("n_batches", "stride", "offset"), [(4, 64, 0), (3, 100, 36), (7, 300, 100)])
-def test_a_cursor_goes_through_epochs_by_itself(kernels, n_batches, stride, offset, n_targets, kind):
+@pytest.mark.parametrize("how", ["full", "block", "weighted"])
+def test_a_cursor_goes_through_epochs_by_itself(kernels, how, n_batches, stride, offset, n_targets, kind):
     """Also past the end of an epoch, as padding, and past the last order that is there."""
     rng = np.random.default_rng(n_batches)
     window, count, n_rows, n_epochs = 5, 64, 2000, 3
     rows = np.flatnonzero(rng.random(n_rows) < 0.2)
     rows = rows[rows >= window - 1]
     span_rows, span_ids = spans_of(rows)
-    orders = [Order(len(rows), 3, epoch) for epoch in range(n_epochs)]
-    table = np.stack([order_table.order_parameters(order) for order in orders])
+    draws = Draws(rng.random(len(rows)))
+    orders = [
+        WeightedOrder(draws, 3, epoch) if how == "weighted" else Order(len(rows), 3, epoch, how, 16)
+        for epoch in range(n_epochs)
+    ]
+    table = np.stack([order_table.order_parameters(order, table=draws.table.ctypes.data) for order in orders])
     target = rng.random((n_rows, max(1, n_targets))).astype(np.float32)
     nothing = np.full(8 * window, 0xFF, np.uint8)
     bars = rng.random((n_rows, 2)).astype(np.float32)

@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from order_reference import full, spread_z
 
 from stager.errors import SampleError
 from stager.samples.order import ALGORITHM, MAX_SAMPLES, Order
 
 GOLDEN = Path(__file__).parents[1] / "data" / "order.json"
-
-
-def reference(n: int, seed: int, epoch: int, position: int) -> int:
-    """The algorithm as its documentation states it, one position at a time, in Python's integers."""
-    left_size = math.isqrt(n)
-    left_size += left_size * left_size < n
-    right_size = (n + left_size - 1) // left_size
-    n_rounds = 32 if n < 4096 else 8
-    keys: list[int] = []
-    for number in range(n_rounds // 8):
-        text = f"stager feistel32-1 seed {seed} epoch {epoch}"
-        digest = hashlib.blake2b(text.encode("ascii"), digest_size=32, salt=bytes([number])).digest()
-        keys += [int.from_bytes(digest[i : i + 4], "little") for i in range(0, 32, 4)]
-
-    def mix(value: int, key: int, size: int) -> int:
-        value = (value + key) % 2**32
-        value = (value ^ (value >> 16)) * 0x7FEB352D % 2**32
-        value = (value ^ (value >> 15)) * 0x846CA68B % 2**32
-        return value * size >> 32
-
-    while True:
-        left, right = divmod(position, right_size)
-        for number, key in enumerate(keys):
-            if number % 2 == 0:
-                left = (left + mix(right, key, left_size)) % left_size
-            else:
-                right = (right + mix(left, key, right_size)) % right_size
-        position = left * right_size + right
-        if position < n:
-            return position
 
 
 def ids_at(order: Order, positions: list[int]) -> list[int]:
@@ -70,12 +38,12 @@ def test_golden_vectors(case: dict[str, Any]) -> None:
 )
 def test_equals_the_stated_algorithm(n: int, seed: int, epoch: int, data: st.DataObject) -> None:
     positions = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=8))
-    assert ids_at(Order(n, seed, epoch), positions) == [reference(n, seed, epoch, p) for p in positions]
+    assert ids_at(Order(n, seed, epoch), positions) == [full(n, seed, epoch, p) for p in positions]
 
 
 def test_equals_the_stated_algorithm_throughout_small_epochs() -> None:
     for n in (*range(1, 40), 1000):
-        assert Order(n, 3, n).sample_ids(0, n).tolist() == [reference(n, 3, n, p) for p in range(n)]
+        assert Order(n, 3, n).sample_ids(0, n).tolist() == [full(n, 3, n, p) for p in range(n)]
 
 
 def test_every_sample_comes_once() -> None:
@@ -105,23 +73,24 @@ def test_no_sample_comes_twice_in_huge_epochs(n: int) -> None:
 @settings(deadline=None, max_examples=50)
 @given(n=st.integers(1, 100_000), data=st.data())
 def test_slices_are_parts_of_the_whole(n: int, data: st.DataObject) -> None:
+    shuffle = data.draw(st.sampled_from(["full", "block"]))
     first = data.draw(st.integers(0, n))
     count = data.draw(st.integers(0, n - first))
-    order = Order(n, 9, 1)
+    order = Order(n, 9, 1, shuffle, data.draw(st.integers(1, 5000)))
     assert np.array_equal(order.sample_ids(first, count), order.sample_ids(0, n)[first : first + count])
+
+
+@pytest.mark.parametrize("n", [5000, 2**31 + 11, 2**40 - 87, 2**40, MAX_SAMPLES])
+def test_every_sample_has_a_position_in_huge_epochs(n: int) -> None:
+    """The inverse of the stated algorithm finds it."""
+    for sample in (*np.random.default_rng(1).integers(0, n, 200).tolist(), 0, n - 1):
+        position = full(n, 3, 4, sample, backwards=True)
+        assert 0 <= position < n
+        assert ids_at(Order(n, 3, 4), [position]) == [sample]
 
 
 def test_without_shuffle_samples_come_in_their_own_order() -> None:
     assert Order(10, 3, 4, False).sample_ids(2, 5).tolist() == [2, 3, 4, 5, 6]
-
-
-def chi_square_z(values: npt.NDArray[np.int64], n_bins: int, size: int) -> float:
-    """How many standard deviations the counts of `values` (0..size-1) in equal bins lie from even."""
-    edges = -(-np.arange(n_bins + 1) * size // n_bins)
-    counts = np.histogram(values, bins=np.array(edges, float) - 0.5)[0]
-    expected = len(values) * np.diff(edges) / size
-    statistic = float(((counts - expected) ** 2 / expected).sum())
-    return (statistic - (n_bins - 1)) / math.sqrt(2 * (n_bins - 1))
 
 
 SIZES = [1000, 4095, 4096, 30_011, 200_000]
@@ -131,14 +100,14 @@ SIZES = [1000, 4095, 4096, 30_011, 200_000]
 def test_first_samples_are_spread_evenly(n: int) -> None:
     some = max(100, n // 50)
     ids = np.concatenate([Order(n, 1, epoch).sample_ids(0, some) for epoch in range(40)])
-    assert abs(chi_square_z(ids, 50, n)) < 6
+    assert abs(spread_z(ids, 50, n)) < 6
 
 
 @pytest.mark.parametrize("n", SIZES)
 def test_one_position_is_spread_evenly_over_epochs(n: int) -> None:
     for position in (0, n // 3, n - 1):
         ids = np.array([Order(n, 2, epoch).sample_ids(position, 1)[0] for epoch in range(2000)])
-        assert abs(chi_square_z(ids, 20, n)) < 6
+        assert abs(spread_z(ids, 20, n)) < 6
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -146,7 +115,7 @@ def test_neighbours_are_unrelated(n: int) -> None:
     for epoch in range(3):
         ids = Order(n, 3, epoch).sample_ids(0, n)
         # The difference of a random permutation's neighbours is never 0 and else even.
-        assert abs(chi_square_z((ids[1:] - ids[:-1]) % n - 1, 50, n - 1)) < 6
+        assert abs(spread_z((ids[1:] - ids[:-1]) % n - 1, 50, n - 1)) < 6
 
 
 @pytest.mark.parametrize("n", SIZES)
@@ -155,7 +124,7 @@ def test_consecutive_epochs_and_seeds_are_unrelated(n: int, what: str) -> None:
     for number in range(3):
         pair = [Order(n, 4, k) if what == "epoch" else Order(n, k, 4) for k in (number, number + 1)]
         here, there = (order.sample_ids(0, n) for order in pair)
-        assert abs(chi_square_z((there - here) % n, 50, n)) < 6
+        assert abs(spread_z((there - here) % n, 50, n)) < 6
         fixed = int((here == there).sum())  # Poisson of mean 1
         assert fixed < 12
 
@@ -190,7 +159,12 @@ def test_numpy_integers_are_the_same_seeds() -> None:
         ({"epoch": 2**63}, "epoch"),
         ({"epoch": 0.5}, "epoch"),
         ({"epoch": False}, "epoch"),
-        ({"shuffle": "block"}, "shuffle"),
+        ({"shuffle": "time"}, "shuffle"),
+        ({"shuffle": "block", "block": 0}, "block is 0"),
+        ({"shuffle": "block", "block": -4}, "block is -4"),
+        ({"shuffle": "block", "block": 2.0}, "block is 2.0"),
+        ({"shuffle": "block", "block": True}, "block is True"),
+        ({"shuffle": "block", "block": None}, "block is None"),
         ({"shuffle": True}, "shuffle"),
         ({"shuffle": None}, "shuffle"),
         ({"shuffle": 0}, "shuffle"),
