@@ -13,6 +13,7 @@ from stager.batches.leaktest import leaktest
 from stager.batches.ranks import Ranks
 from stager.batches.resident import Resident, stage
 from stager.batches.stager import Stager
+from stager.batches.stats import ServingStats
 from stager.errors import StagerError
 from stager.packs.appending import append
 from stager.packs.compacting import compact
@@ -51,6 +52,7 @@ __all__ = [
     "ReadOptions",
     "Resident",
     "Select",
+    "ServingStats",
     "StagedArrays",
     "Stager",
     "StagerError",

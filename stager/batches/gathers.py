@@ -12,6 +12,7 @@ import numpy as np
 from stager.batches.frameworks import Framework, hand_out
 from stager.batches.host import HostGather
 from stager.batches.resident import Resident
+from stager.batches.stats import ServingStats
 from stager.samples.index import SampleIndex
 from stager.samples.normalize import DType
 from stager.samples.panel_index import PanelIndex
@@ -28,6 +29,11 @@ class Gather(Protocol):
         self, schedule: Schedule, first: int, stop: int, to: Framework | None, streams: Sequence[Any], reuse: bool
     ) -> Iterator[Arrays]:
         """x, y where there are targets, and of a panel y or None and mask, of batches ``first : stop``, in order."""
+        ...
+
+    @property
+    def stats(self) -> ServingStats:
+        """What was served so far."""
         ...
 
     def close(self) -> None:
@@ -95,6 +101,19 @@ class OnHost:
                 *(None if array is None else hand_out(array, to) for array in more),
             )
             for x, *more in served
+        )
+
+    @property
+    def stats(self) -> ServingStats:
+        """See :class:`Gather`."""
+        first, *more = (part.stats for part in self._parts)
+        nbytes, gathered = (sum(getattr(one, name) for one in more) for name in ("nbytes", "gather_nbytes"))
+        return replace(
+            first,
+            nbytes=first.nbytes + nbytes,
+            gather_nbytes=first.gather_nbytes + gathered,
+            gather_seconds=first.gather_seconds + sum(one.gather_seconds for one in more),
+            consumer_waited_seconds=first.consumer_waited_seconds + sum(one.consumer_waited_seconds for one in more),
         )
 
     def close(self) -> None:
@@ -174,6 +193,15 @@ class OnGpu:
         if not self._n_symbols:
             return served
         return ((x, more[0] if more else None, mask[:, :, : self._n_symbols]) for x, mask, *more in served)
+
+    @property
+    def stats(self) -> ServingStats:
+        """See :class:`Gather`."""
+        times = self._groups.times.look()
+        return ServingStats(
+            times.n_batches, times.n_samples, times.nbytes, times.n_copied, times.gather_seconds, times.timed_nbytes,
+            times.consumer_waited_seconds, times.gather_waited_seconds,
+        )  # fmt: skip
 
     def close(self) -> None:
         """See :class:`Gather`."""

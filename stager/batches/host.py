@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -14,6 +16,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import as_strided
 
 from stager.bars.threads import thread_count
+from stager.batches.stats import ServingStats
 from stager.errors import ClosedError
 from stager.samples.index import SampleIndex
 from stager.samples.normalize import DType, apply, cast
@@ -61,6 +64,7 @@ class HostGather:
         self._closed = False
         # Another thread may close while batches are served.
         self._lock = threading.Lock()
+        self._stats = ServingStats()
 
     def batches(self, schedule: Schedule, first: int, stop: int) -> Iterator[Group]:
         """Windows, and targets where there are some, of batches ``first : stop``, in order; small ones share arrays."""
@@ -83,9 +87,9 @@ class HostGather:
                         part = decisions[edges[0] : edges[-1]]
                         groups.append((self._submit(self.gather, part), edges - edges[0]))
                         if len(groups) > n_ahead:
-                            yield from _split(*groups.popleft())
+                            yield from self._hand_out(*groups.popleft())
             while groups:
-                yield from _split(*groups.popleft())
+                yield from self._hand_out(*groups.popleft())
         finally:
             pending: list[Future[Any]] = [*orders, *(group for group, _ in groups)]
             for future in pending:
@@ -111,18 +115,39 @@ class HostGather:
         """The decision rows of some batches, and where batches begin and end among them."""
         return self._index.rows(schedule.sample_ids(first, stop)), schedule.offsets(first, stop)
 
+    @property
+    def stats(self) -> ServingStats:
+        """What was served so far."""
+        return self._stats
+
+    def _hand_out(self, group: Future[Group], edges: IntArray) -> Iterator[Group]:
+        started = time.perf_counter()
+        arrays = group.result()
+        waited = time.perf_counter() - started
+        n_handed = 0
+        try:
+            x, *y = arrays
+            for first, stop in pairwise(edges.tolist()):
+                n_handed += 1
+                yield (x[first:stop], y[0][first:stop]) if y else (x[first:stop],)
+        finally:
+            n_samples = int(edges[n_handed])
+            nbytes = sum(array[:n_samples].nbytes for array in arrays)
+            self._count(n_batches=n_handed, n_samples=n_samples, nbytes=nbytes, consumer_waited_seconds=waited)
+
+    def _count(self, **more: float) -> None:
+        with self._lock:
+            self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
+
     def gather(self, decisions: IntArray) -> Group:
         """Windows and targets of some decision rows."""
+        started = time.perf_counter()
         x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._row_shape)
         if self._index.columns is not None:
             x = np.take(x, self._index.columns, axis=2)
         if self._index.methods is not None:
             apply(x, self._index.methods, self._closes[decisions], self._index.fitted)
         x = cast(x, self._dtype)
-        return (x,) if self._index.y is None else (x, self._index.y[decisions])
-
-
-def _split(group: Future[Group], edges: IntArray) -> Iterator[Group]:
-    arrays = group.result()
-    for first, stop in pairwise(edges.tolist()):
-        yield tuple(array[first:stop] for array in arrays)
+        made = (x,) if self._index.y is None else (x, self._index.y[decisions])
+        self._count(gather_seconds=time.perf_counter() - started, gather_nbytes=sum(array.nbytes for array in made))
+        return made

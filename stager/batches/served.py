@@ -15,6 +15,7 @@ from stager.batches.graph import GraphSource, graph_source
 from stager.batches.position import go_on, state_of
 from stager.batches.ranks import Ranks
 from stager.batches.resident import Resident
+from stager.batches.stats import ServingStats
 from stager.errors import ClosedError, SampleError
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
@@ -148,6 +149,10 @@ class Served:
         streams = [] if self.resident.device.index is None else consumer_streams(stream, self.resident.device.index)
         served = self._gather.batches(schedule, int(start), len(self), to, streams, reuse)
         return self._serve(int(epoch), int(start), schedule, served)
+
+    def stats(self) -> ServingStats:
+        """What was served so far, how long gathers took, and who waited for whom; not what a graph serves."""
+        return self._gather.stats
 
     def graph_source(self) -> GraphSource:
         """What :class:`stager.cuda.graphs.GraphBatch` needs.

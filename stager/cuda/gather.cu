@@ -9,14 +9,34 @@ __device__ __forceinline__ unsigned short nearest_half(float value) {
 }
 #endif
 
+// Where the samples of an index lie. Mirrors SAMPLES in gather.py.
+struct Samples {
+    const i64 *span_ids, *span_rows;
+    i64 n_spans;
+    const u64 *bases;  // of each stretch of so many rows
+    i64 base_rows, row_nbytes;
+    i64 reach;  // rows from a window's first to its last
+    const float *target;
+    i64 n_targets;
+};
+
+__device__ __forceinline__ i64 row_of(const Samples &samples, i64 sample) {
+    const i64 span = find_span(samples.span_ids, samples.n_spans, sample);
+    return samples.span_rows[span] + (sample - samples.span_ids[span]);
+}
+
+// Where the window begins that ends at a row.
+__device__ __forceinline__ u64 address_of(const Samples &samples, i64 row) {
+    const i64 start = row - samples.reach + 1, base = start / samples.base_rows;
+    return samples.bases[base] + (u64)(start - base * samples.base_rows) * samples.row_nbytes;
+}
+
 // Samples follow from the order, or come as blocks of consecutive ones: those of a decision instant.
 extern "C" __global__ void resolve(
-    const Order order, i64 first, i64 count,
+    const Order order, const Samples samples, i64 first, i64 count,
     const i64 *__restrict__ block_places, const i64 *__restrict__ block_samples, i64 n_blocks,
-    i64 window, i64 row_nbytes,
-    const i64 *__restrict__ span_ids, const i64 *__restrict__ span_rows, i64 n_spans,
-    const u64 *__restrict__ bases, i64 base_rows,
-    const float *__restrict__ target, int n_targets, u64 *__restrict__ addresses, float *__restrict__ y) {
+    u64 *__restrict__ addresses, float *__restrict__ y) {
+    const i64 n_targets = samples.n_targets;
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < count; i += (i64)gridDim.x * blockDim.x) {
         i64 sample;
         if (n_blocks) {
@@ -25,14 +45,9 @@ extern "C" __global__ void resolve(
         } else {
             sample = sample_at(order, position_at(order, first, i));
         }
-        i64 span = find_span(span_ids, n_spans, sample);
-        i64 row = span_rows[span] + (sample - span_ids[span]);
-        i64 start = row - window + 1;
-        i64 base = start / base_rows;
-        addresses[i] = bases[base] + (u64)(start - base * base_rows) * row_nbytes;
-        if (y) {
-            for (int k = 0; k < n_targets; ++k) y[i * n_targets + k] = target[row * n_targets + k];
-        }
+        const i64 row = row_of(samples, sample);
+        addresses[i] = address_of(samples, row);
+        for (i64 k = 0; k < n_targets; ++k) y[i * n_targets + k] = samples.target[row * n_targets + k];
     }
 }
 
@@ -49,22 +64,17 @@ struct Next {
     const Order *orders;
     i64 n_orders, n_batches;
     i64 stride, offset;  // positions from one batch to the next, and before the first of one
-    i64 count, window, row_nbytes;
-    const i64 *span_ids, *span_rows;
-    i64 n_spans;
-    const u64 *bases;
-    i64 base_rows;
+    i64 count;
     u64 nothing;  // a window of missing values
-    const float *target;
     float *y;
     unsigned char *valid;
-    i64 n_targets;
+    Samples samples;
 };
 
 // The address of a sample's window; its targets are copied. Past the end of an epoch positions begin again and are not
 // valid; past the last order nothing is known.
 __device__ __forceinline__ u64 look_up(const Next &next, i64 epoch, i64 batch, i64 i) {
-    const i64 position = batch * next.stride + next.offset + i;
+    const i64 position = batch * next.stride + next.offset + i, n_targets = next.samples.n_targets;
     const bool known = epoch < next.n_orders;
     const Order *__restrict__ order = next.orders + (known ? epoch : 0);
     next.valid[i] = known && position < order->n;
@@ -72,13 +82,11 @@ __device__ __forceinline__ u64 look_up(const Next &next, i64 epoch, i64 batch, i
     const float *from = (const float *)next.nothing;
     if (known) {
         const i64 sample = sample_at(*order, position < order->n ? position : position % order->n);
-        const i64 span = find_span(next.span_ids, next.n_spans, sample);
-        const i64 row = next.span_rows[span] + (sample - next.span_ids[span]);
-        const i64 start = row - next.window + 1, base = start / next.base_rows;
-        address = next.bases[base] + (u64)(start - base * next.base_rows) * next.row_nbytes;
-        from = next.target + row * next.n_targets;
+        const i64 row = row_of(next.samples, sample);
+        address = address_of(next.samples, row);
+        from = next.samples.target + row * n_targets;
     }
-    for (i64 k = 0; k < next.n_targets; ++k) next.y[i * next.n_targets + k] = known ? from[k] : *from;
+    for (i64 k = 0; k < n_targets; ++k) next.y[i * n_targets + k] = known ? from[k] : *from;
     return address;
 }
 

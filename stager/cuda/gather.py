@@ -26,13 +26,23 @@ COLUMN = np.dtype(
     [("source", "<i4"), ("method", "<i4"), ("close", "<i4"), ("padding", "<i4"), ("mean", "<f8"), ("deviation", "<f8")]
 )
 CURSOR = np.dtype([("epoch", "<i8"), ("batch", "<i8"), ("n_done", "<u4"), ("padding", "<u4")])
-NEXT = np.dtype(
+SAMPLES = np.dtype(
     [
         (name, "<i8")
         for name in (
-            "cursor", "orders", "n_orders", "n_batches", "stride", "offset", "count", "window", "row_nbytes",
-            "span_ids", "span_rows", "n_spans", "bases", "base_rows", "nothing", "target", "y", "valid", "n_targets",
+            "span_ids", "span_rows", "n_spans", "bases", "base_rows", "row_nbytes", "reach", "target", "n_targets",
         )
+    ]
+)  # fmt: skip
+NEXT = np.dtype(
+    [
+        *(
+            (name, "<i8")
+            for name in (
+                "cursor", "orders", "n_orders", "n_batches", "stride", "offset", "count", "nothing", "y", "valid",
+            )
+        ),
+        ("samples", SAMPLES),
     ]
 )  # fmt: skip
 WINDOWS = np.dtype([("count", "<i8"), ("window", "<i4"), ("row_floats", "<i4"), ("n_columns", "<i4"), ("step", "<i4")])
@@ -194,16 +204,24 @@ class WindowGather:
         self._pool: Any = cupy.cuda.MemoryPool() if like is None else like._pool
         n_columns = rows.shape[1]
         n_served = n_columns if index.columns is None else len(index.columns)
-        self._row_nbytes, self._window, self._n_served = 4 * n_columns, index.window, n_served
-        self._tables = [load(table, device, stall_timeout) for table in (index.span_ids, index.span_rows)]
+        self._n_served = n_served
         self._host_y = index.y
         self._y: Any = like._y if like is not None and like._host_y is index.y else None
         if self._y is None and index.y is not None:
             self._y = load(index.y, device, stall_timeout)
         self._draws: Any = None if draws is None else load(draws.table, device, stall_timeout)
-        self._n_targets = 0 if index.y is None else int(np.prod(index.y.shape[1:], dtype=np.int64))
-        self._bases = load(np.array([rows.data.ptr], np.uint64), device, stall_timeout)
-        self._base_rows = len(rows)
+        bases = np.array([rows.data.ptr], np.uint64)
+        tables = [load(table, device, stall_timeout) for table in (index.span_ids, index.span_rows, bases)]
+        span_ids, span_rows, base = (table.data.ptr for table in tables)
+        self._samples = np.zeros((), SAMPLES)
+        self._samples["span_ids"], self._samples["span_rows"] = span_ids, span_rows
+        self._samples["n_spans"], self._samples["bases"], self._samples["base_rows"] = len(tables[1]), base, len(rows)
+        self._samples["row_nbytes"], self._samples["reach"] = 4 * n_columns, index.window
+        if index.y is not None:
+            self._samples["target"] = self._y.data.ptr
+            self._samples["n_targets"] = np.prod(index.y.shape[1:], dtype=np.int64)
+        #: The schedule that was served last, and its order as the kernels take it.
+        self._order: tuple[Any, Any] = None, None
         self._windows = np.zeros((), WINDOWS)
         self._windows["window"], self._windows["step"] = index.window, 1
         self._windows["row_floats"], self._windows["n_columns"] = n_columns, n_served
@@ -224,6 +242,8 @@ class WindowGather:
             kernel += dtype
         self._kernel, self._n = self._kernels[kernel], n
         self._pieces = min(_MOST_PIECES, max(1, n // _PIECE))
+        #: What the kernels read, beside the rows.
+        self.held: list[Any] = [*tables, self._y, self._draws, self._columns]
 
     @property
     def n_fields(self) -> int:
@@ -253,33 +273,25 @@ class WindowGather:
             # CuPy copies this on the stream, by way of pinned memory that it keeps until the copy is done.
             chosen = None if blocks is None else cupy.asarray(np.stack(blocks))
         places, samples, n_blocks = (0, 0, 0) if chosen is None else (*(p.data.ptr for p in chosen), len(chosen[0]))
-        target, labels = (0, 0) if self._y is None else (self._y.data.ptr, pointers[1])
+        if self._order[0] is not schedule:
+            order = self.parameters(schedule.order, schedule.batch_size, schedule.stride)
+            self._order = schedule, _packed(order)
         self._kernels["resolve"](
             (min(_MAX_BLOCKS, -(-count // _THREADS)),),
             (_THREADS,),
             (
-                _packed(self.parameters(schedule.order, schedule.batch_size, schedule.stride)),
-                np.int64(schedule.first_position(first)), np.int64(count),
+                self._order[1], _packed(self._samples), np.int64(schedule.first_position(first)), np.int64(count),
                 np.uint64(places), np.uint64(samples), np.int64(n_blocks),
-                np.int64(self._window), np.int64(self._row_nbytes),
-                *self._tables, np.int64(len(self._tables[1])),
-                self._bases, np.int64(self._base_rows), np.uint64(target), np.int32(self._n_targets),
-                np.uint64(scratch), np.uint64(labels),
+                np.uint64(scratch), np.uint64(pointers[-1]),
             ),
         )  # fmt: skip
         self.copy(pointers[0], scratch, count)
 
-    def next_batch(self, count: int, **places: int) -> npt.NDArray[np.void]:
-        """The kernel's struct Next of batches of `count` samples; the fields that the gather does not know by name."""
-        span_ids, span_rows = self._tables
-        known = {
-            "count": count, "window": self._window, "row_nbytes": self._row_nbytes,
-            "span_ids": span_ids.data.ptr, "span_rows": span_rows.data.ptr, "n_spans": len(span_rows),
-            "bases": self._bases.data.ptr, "base_rows": self._base_rows, "n_targets": self._n_targets,
-            "target": 0 if self._y is None else self._y.data.ptr,
-        }  # fmt: skip
+    def next_batch(self, **places: int) -> npt.NDArray[np.void]:
+        """The kernel's struct Next, of all of its other fields by name."""
         made = np.zeros((), NEXT)
-        for name, value in {**known, **places}.items():
+        made["samples"] = self._samples
+        for name, value in places.items():
             made[name] = value
         return made
 
@@ -303,11 +315,6 @@ class WindowGather:
         grid = (min(_MAX_BLOCKS, -(-count // _THREADS)),)
         self._kernels["resolve_next"](grid, (_THREADS,), (_packed(batch), np.uint64(scratch)))
         self.copy(x, scratch, count)
-
-    @property
-    def held(self) -> list[Any]:
-        """What the kernels read, beside the rows."""
-        return [*self._tables, self._bases, self._y, self._columns, self._draws]
 
     def parameters(self, order: Any, batch_size: int = 1, stride: int = 1) -> npt.NDArray[np.void]:
         """The kernel's struct Order, see :func:`stager.cuda.order.order_parameters`."""
@@ -334,8 +341,8 @@ class WindowGather:
 
     def close(self) -> None:
         """Give back the tables."""
-        self._tables, self._bases, self._y, self._columns, self._host_y = [], None, None, None, None
-        self._draws = None
+        self._y, self._draws, self._columns, self._host_y, self.held = None, None, None, None, []
+        self._order = None, None
 
 
 def _copying(pointer: int, window: int, n_columns: int) -> tuple[str, int]:

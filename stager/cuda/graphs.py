@@ -95,7 +95,7 @@ class GraphBatch:
             self._cursor = _bytes(pointer + offsets[cursor], CURSOR.itemsize)
             self._orders = _bytes(pointer + offsets[orders], epochs * ORDER.itemsize)
             self._next = self._gather.next_batch(
-                self._count, cursor=places[cursor], orders=places[orders], n_orders=epochs,
+                count=self._count, cursor=places[cursor], orders=places[orders], n_orders=epochs,
                 n_batches=source.n_batches, stride=source.stride, offset=source.offset, nothing=places[nothing],
                 y=places[1] if self.y is not None else 0, valid=places[len(fields) - 1],
             )  # fmt: skip

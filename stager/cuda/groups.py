@@ -12,12 +12,13 @@ from itertools import accumulate
 from typing import Any
 
 import cupy
-from cupy.cuda import runtime
+from cupy.cuda import nvtx, runtime
 
 from stager.config import format_nbytes
 from stager.cuda.capture import relaxed
 from stager.cuda.exports import Export, Framework, WholeDevice, export_to
 from stager.cuda.gather import Field, Schedule, WindowGather
+from stager.cuda.serving_times import GroupEvents, ServingTimes
 from stager.cuda.slots import Slot, Slots
 from stager.errors import CaptureActiveError, StagingMemoryError
 
@@ -75,10 +76,11 @@ class GatherStream:
 class Group:
     """Some batches in a slot."""
 
-    def __init__(self, slot: Slot, fields: Sequence[Field], offsets: Sequence[int], sizes: list[int]) -> None:
-        self.slot, self._fields, self._offsets, self._sizes = slot, fields, offsets, sizes
-        if slot.ready is None:
-            slot.ready = cupy.cuda.Event(disable_timing=True)
+    def __init__(
+        self, slot: Slot, fields: Sequence[Field], offsets: Sequence[int], sizes: list[int], events: GroupEvents
+    ) -> None:
+        self.slot, self.sizes, self.events = slot, sizes, events
+        self._fields, self._offsets = fields, offsets
 
     def hand_to(self, stream: Any) -> None:
         """Let the stream wait for the gather, and the next gather into the slot for the stream.
@@ -95,21 +97,27 @@ class Group:
                 "the current stream captures a CUDA graph, of which a batch that is handed out is no part; take "
                 "batches outside the capture, or capture a stager.cuda.graphs.GraphBatch"
             )
+        events = self.events
         if isinstance(stream, WholeDevice):
-            self.slot.ready.synchronize()
+            events.ready.synchronize()
+        elif events.got is not None:
+            stream.wait_event(events.ready)
         else:
-            stream.wait_event(self.slot.ready)
+            events.asked, events.got = cupy.cuda.Event(), cupy.cuda.Event()
+            events.asked.record(stream)
+            stream.wait_event(events.ready)
+            events.got.record(stream)
         self.slot.streams[key] = stream
 
     def split(self, export: Export, reuse: bool) -> Iterator[tuple[Any, ...]]:
         """The arrays of each batch."""
-        layout = (tuple(self._fields), tuple(self._sizes)) if reuse else None
+        layout = (tuple(self._fields), tuple(self.sizes)) if reuse else None
         kept = self.slot.kept(layout)
         if kept is not None:
             return iter(kept)
         pointer = cupy.cuda.MemoryPointer(self.slot.memory, 0)
         made = [
-            export.split(pointer + offset, field, self._sizes)
+            export.split(pointer + offset, field, self.sizes)
             for field, offset in zip(self._fields, self._offsets, strict=True)
         ]
         batches = zip(*(arrays for arrays, _ in made), strict=True)
@@ -147,6 +155,8 @@ class Groups:
         self._gatherer: GatherStream = GatherStream(device) if like is None else like._gatherer
         self._slots: Slots = Slots(self._gatherer) if like is None else like._slots
         self._fields = [field for gather in gathers for field in gather.fields] if fields is None else list(fields)
+        #: What was served, and how long it took.
+        self.times = ServingTimes()
         self._layouts: dict[int, tuple[list[int], int]] = {}
         self._sample_nbytes = sum(field.nbytes for field in self._fields)
 
@@ -174,6 +184,7 @@ class Groups:
         export = export_to(to, self._device, self._gatherer.stream)
         spans = self._spans(schedule, first, stop)
         group = ahead = None
+        n_handed, copied = 0, False
         try:
             ahead = self._begin(schedule, next(spans, None))
             while ahead is not None:
@@ -183,19 +194,27 @@ class Groups:
                     group.hand_to(consumer)
                 ahead = self._begin(schedule, next(spans, None))
                 copied = self._slots.n_wasted >= _MOST_WASTED
+                n_handed = 0
                 for batch in group.split(export, reuse and to is None):
                     now = export.stream()
                     if now is not stream:
                         group.hand_to(now)
                         stream = now
+                    n_handed += 1
                     yield tuple(map(export.copy, batch)) if copied else batch
                     del batch
-                slot, group = group.slot, None
-                self._slots.give_back(slot)
+                done, group = group, None
+                self._put_back(done, n_handed, copied)
         finally:
-            for left in (group, ahead):
-                if left is not None:
-                    self._slots.give_back(left.slot)
+            if group is not None:
+                self._put_back(group, n_handed, copied)
+            if ahead is not None:
+                self._slots.give_back(ahead.slot)
+
+    def _put_back(self, group: Group, n_handed: int, copied: bool) -> None:
+        n_samples = sum(group.sizes[:n_handed])
+        self.times.add(n_handed, n_samples, n_samples * self._sample_nbytes, n_handed if copied else 0, group.events)
+        self._slots.give_back(group.slot)
 
     def close(self) -> None:
         """Wait until every gather queued so far has read its rows, and give back what is not in use."""
@@ -237,19 +256,25 @@ class Groups:
         offsets, needed = self._layout(count)
         n_fields = len(self._fields)
         with self._gatherer.device:
+            events = GroupEvents()
+            events.queued.record(self._gatherer.stream)
             slot = self._slots.take(max(nbytes, needed))
+            nvtx.RangePush(f"stager: gather {count} samples")
             try:
-                group = Group(slot, self._fields, offsets[:n_fields], (edges[1:] - edges[:-1]).tolist())
+                group = Group(slot, self._fields, offsets[:n_fields], (edges[1:] - edges[:-1]).tolist(), events)
                 places = [slot.memory.ptr + offset for offset in offsets]
                 fields, scratches = places[:n_fields], places[n_fields:]
                 with self._gatherer.stream:
+                    events.begun.record()
                     for gather, scratch in zip(self._gathers, scratches, strict=True):
                         gather.fill(fields[: gather.n_fields], scratch, schedule, first, stop, count)
                         del fields[: gather.n_fields]
-                    slot.ready.record()
+                    events.ready.record()
             except BaseException:
                 self._slots.give_back(slot)
                 raise
+            finally:
+                nvtx.RangePop()
         return group
 
 

@@ -1,4 +1,5 @@
-// The order of an epoch: place of a batch -> position -> sample, and the search that finds where a sample lies. gather.cu follows this text.
+// The order of an epoch: place of a batch -> position -> sample, and the search that finds where a sample lies.
+// gather.cu follows this text.
 // NVRTC compiles both without the host's headers.
 
 typedef unsigned int u32;

@@ -27,8 +27,6 @@ class Slot:
     ----------
     memory : object
         Every array in it holds a reference.
-    ready : object
-        The event of its gather; None at first.
     streams : dict
         The streams whose work may use it, by identity.
     n_handed : int
@@ -37,7 +35,6 @@ class Slot:
 
     def __init__(self, memory: Any, nbytes: int) -> None:
         self.memory, self.nbytes = memory, nbytes
-        self.ready: Any = None
         self.streams: dict[Any, Any] = {}
         self.n_handed = 0
         self._kept: tuple[Any, Sequence[tuple[Any, ...]], list[int]] | None = None

@@ -34,8 +34,12 @@ class Place(ctypes.Structure):
     _fields_ = (("x", I32), ("y", I32))
 
 
+class SamplesParameters(ctypes.Structure):
+    _fields_ = tuple((name, I64) for name in gather.SAMPLES.names)
+
+
 class NextParameters(ctypes.Structure):
-    _fields_ = (("numbers", I64 * len(gather.NEXT.names)),)
+    _fields_ = (*((name, I64) for name in gather.NEXT.names[:-1]), ("samples", SamplesParameters))
 
 
 class OrderParameters(ctypes.Structure):
@@ -73,6 +77,19 @@ def at(array: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
+def structure(kind: Any, **fields: Any) -> Any:
+    """A struct of numbers, addresses of arrays, and other structs."""
+    held = {name: value.ctypes.data if isinstance(value, np.ndarray) else value for name, value in fields.items()}
+    return kind(**held)
+
+
+def samples_of(span_rows: np.ndarray, span_ids: np.ndarray, bases: np.ndarray, **more: Any) -> Any:
+    fields = {"base_rows": 1 << 62, "row_nbytes": 1, "reach": 1, "target": 0, "n_targets": 0}
+    return structure(
+        SamplesParameters, span_rows=span_rows, span_ids=span_ids, n_spans=len(span_rows), bases=bases, **fields | more
+    )
+
+
 def spans_of(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     edges = np.flatnonzero(np.diff(rows, prepend=-5) != 1)
     return rows[edges], np.append(edges, len(rows)).astype(np.int64)
@@ -90,13 +107,15 @@ def test_samples_are_resolved_with_their_targets(kernels, shuffle, n_targets):
     parameters = OrderParameters.from_buffer_copy(order_table.order_parameters(order).tobytes())
     bases = np.array([1 << 40, 1 << 41, 1 << 42], np.uint64)
     target = rng.integers(0, 1 << 32, (n_rows, max(1, n_targets)), np.uint32).view(np.float32)
+    samples = samples_of(
+        span_rows, span_ids, bases, base_rows=4000, row_nbytes=row_nbytes, reach=window, target=target,
+        n_targets=n_targets,
+    )  # fmt: skip
     for first, count in ((0, 700), (len(rows) - 300, 300)):
         addresses, y = np.zeros(count, np.uint64), np.zeros((count, max(1, n_targets)), np.float32)
         launch(
-            kernels, "resolve", 2, (16, 1), parameters, I64(first), I64(count), *NO_BLOCKS,
-            I64(window), I64(row_nbytes),
-            at(span_ids), at(span_rows), I64(len(span_rows)), at(bases), I64(4000),
-            at(target), I32(n_targets), at(addresses), at(y) if n_targets else ctypes.c_void_p(),
+            kernels, "resolve", 2, (16, 1), parameters, samples, I64(first), I64(count), *NO_BLOCKS,
+            at(addresses), at(y) if n_targets else ctypes.c_void_p(),
         )  # fmt: skip
         decisions = rows[order.sample_ids(first, count)]
         starts = decisions - window + 1
@@ -112,10 +131,10 @@ def resolved(library: Any, schedule: Schedule, first: int, stop: int, table: np.
         schedule.order, schedule.batch_size, schedule.stride, 0 if table is None else table.ctypes.data
     )
     addresses = np.zeros(count, np.uint64)
+    nought = np.zeros(2, np.int64)
     launch(
         library, "resolve", 2, (16, 1), OrderParameters.from_buffer_copy(parameters.tobytes()),
-        I64(schedule.first_position(first)), I64(count), *NO_BLOCKS, I64(1), I64(1), at(np.zeros(1, np.int64)),
-        at(np.zeros(1, np.int64)), I64(1), at(np.zeros(1, np.uint64)), I64(1 << 62), ctypes.c_void_p(), I32(1),
+        samples_of(nought[:1], nought, nought), I64(schedule.first_position(first)), I64(count), *NO_BLOCKS,
         at(addresses), ctypes.c_void_p(),
     )  # fmt: skip
     return addresses.astype(np.int64)
@@ -178,7 +197,7 @@ def test_samples_of_whole_instants_are_resolved(kernels, shuffle, batch_size):
     instants = np.append(0, np.cumsum(counts))
     rows = rng.permutation(3000)[: instants[-1]]
     span_rows, span_ids = spans_of(rows)
-    schedule = Schedule(Order(200, 3, 2, shuffle), batch_size, instants)
+    schedule, nought = Schedule(Order(200, 3, 2, shuffle), batch_size, instants), np.zeros(1, np.uint64)
     n_batches = -(-200 // batch_size)
     for first, stop in ((0, n_batches), (n_batches // 2, n_batches), (n_batches - 1, n_batches)):
         places, samples = schedule.blocks(first, stop)
@@ -187,9 +206,8 @@ def test_samples_of_whole_instants_are_resolved(kernels, shuffle, batch_size):
         launch(
             kernels, "resolve", 2, (16, 1),
             OrderParameters.from_buffer_copy(order_table.order_parameters(schedule.order).tobytes()),
-            I64(first * batch_size), I64(len(ids)), at(places), at(samples), I64(len(places)), I64(1), I64(1),
-            at(span_ids), at(span_rows), I64(len(span_rows)), at(np.zeros(1, np.uint64)), I64(1 << 40),
-            ctypes.c_void_p(), I32(1), at(addresses), ctypes.c_void_p(),
+            samples_of(span_rows, span_ids, nought), I64(first * batch_size), I64(len(ids)),
+            at(places), at(samples), I64(len(places)), at(addresses), ctypes.c_void_p(),
         )  # fmt: skip
         np.testing.assert_array_equal(addresses.astype(np.int64), rows[ids])
 
@@ -215,6 +233,7 @@ def test_a_cursor_goes_through_epochs_by_itself(kernels, how, n_batches, stride,
     nothing = np.full(8 * window, 0xFF, np.uint8)
     bars = rng.random((n_rows, 2)).astype(np.float32)
     bases = np.array([bars.ctypes.data], np.uint64)
+    samples = samples_of(span_rows, span_ids, bases, row_nbytes=8, reach=window, target=target, n_targets=n_targets)
     cursor = np.zeros(1, gather.CURSOR)
     cursor["batch"] = 1
     for step in range(1, n_batches * n_epochs + 2):
@@ -223,17 +242,10 @@ def test_a_cursor_goes_through_epochs_by_itself(kernels, how, n_batches, stride,
         addresses, valid = np.zeros(count, np.uint64), np.full(count, 7, np.uint8)
         x = np.zeros((count, window, 2), np.float32)
         y = np.zeros((count, max(1, n_targets)), np.float32)
-        arrays = {
-            "cursor": cursor, "orders": table, "span_ids": span_ids, "span_rows": span_rows, "bases": bases,
-            "nothing": nothing, "target": target, "y": y, "valid": valid,
-        }  # fmt: skip
-        numbers = {
-            "n_orders": n_epochs, "n_batches": n_batches, "stride": stride, "offset": offset, "count": count,
-            "window": window, "row_nbytes": 8, "n_spans": len(span_rows), "base_rows": 1 << 40, "n_targets": n_targets,
-        }  # fmt: skip
-        following = NextParameters((I64 * 19)(*(
-            arrays[name].ctypes.data if name in arrays else numbers[name] for name in gather.NEXT.names
-        )))  # fmt: skip
+        following = structure(
+            NextParameters, cursor=cursor, orders=table, n_orders=n_epochs, n_batches=n_batches, stride=stride,
+            offset=offset, count=count, nothing=nothing, y=y, valid=valid, samples=samples,
+        )  # fmt: skip
         if kind == "resolve_next":
             launch(kernels, kind, 5, (1, 1), following, at(addresses))
         else:

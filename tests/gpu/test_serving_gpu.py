@@ -197,16 +197,18 @@ def test_the_order_on_the_device_is_numpys(n):
 def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=1, row_nbytes=1):
     """What the kernel resolve answers to a fabricated table of spans."""
     addresses = cupy.zeros(count, cupy.uint64)
+    tables = [cupy.asarray(table) for table in (span_ids, span_rows, np.array(bases, np.uint64))]
+    samples = np.zeros((), gather.SAMPLES)
+    for name, table in zip(("span_ids", "span_rows", "bases"), tables, strict=True):
+        samples[name] = table.data.ptr
+    samples["n_spans"], samples["base_rows"] = len(span_rows), base_rows
+    samples["row_nbytes"], samples["reach"] = row_nbytes, window
     gather.kernels(0)["resolve"](
         (-(-count // 256),),
         (256,),
         (
-            order_table.order_parameters(order), np.int64(first), np.int64(count),
-            np.uint64(0), np.uint64(0), np.int64(0),
-            np.int64(window), np.int64(row_nbytes),
-            cupy.asarray(span_ids), cupy.asarray(span_rows), np.int64(len(span_rows)),
-            cupy.asarray(np.array(bases, np.uint64)), np.int64(base_rows), np.uint64(0), np.int32(1), addresses,
-            np.uint64(0),
+            order_table.order_parameters(order), samples, np.int64(first), np.int64(count),
+            np.uint64(0), np.uint64(0), np.int64(0), addresses, np.uint64(0),
         ),
     )  # fmt: skip
     return addresses.get()
