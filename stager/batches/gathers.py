@@ -219,7 +219,7 @@ def _tables(panel: PanelIndex) -> list[Any]:
 def _parts(panel: PanelIndex) -> list[SampleIndex]:
     """What is gathered for a sample of a panel: windows of rows and mask, and the decision row of the targets."""
     plain = replace(panel, columns=None, methods=None, fitted=None, y=None, close_column=0)
-    windows = replace(panel, columns=panel.wide_columns, y=None)
+    windows = panel.of_rows_as_they_lie()
     return [windows, plain, *(() if panel.y is None else (replace(plain, window=1),))]
 
 

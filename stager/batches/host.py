@@ -19,7 +19,7 @@ from stager.bars.threads import thread_count
 from stager.batches.stats import ServingStats
 from stager.errors import ClosedError
 from stager.samples.index import SampleIndex
-from stager.samples.normalize import DType, apply, cast
+from stager.samples.normalize import DType, apply, cast, last_there
 from stager.samples.schedule import Schedule
 
 FloatArray = npt.NDArray[np.float32]
@@ -115,6 +115,14 @@ class HostGather:
         """The decision rows of some batches, and where batches begin and end among them."""
         return self._index.rows(schedule.sample_ids(first, stop)), schedule.offsets(first, stop)
 
+    def _last_closes(self, windows: FloatArray, decisions: IntArray) -> FloatArray:
+        of_columns = self._index.close_columns
+        if of_columns is None:
+            return self._closes[decisions, None]
+        # Of a panel: each symbol's, as its last bar may be missing.
+        closes, places = np.unique(of_columns, return_inverse=True)
+        return last_there(windows[:, :, closes])[:, places]
+
     @property
     def stats(self) -> ServingStats:
         """What was served so far."""
@@ -142,11 +150,10 @@ class HostGather:
     def gather(self, decisions: IntArray) -> Group:
         """Windows and targets of some decision rows."""
         started = time.perf_counter()
-        x = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._row_shape)
-        if self._index.columns is not None:
-            x = np.take(x, self._index.columns, axis=2)
+        windows = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._row_shape)
+        x = windows if self._index.columns is None else np.take(windows, self._index.columns, axis=2)
         if self._index.methods is not None:
-            apply(x, self._index.methods, self._closes[decisions], self._index.fitted)
+            apply(x, self._index.methods, self._last_closes(windows, decisions), self._index.fitted)
         x = cast(x, self._dtype)
         made = (x,) if self._index.y is None else (x, self._index.y[decisions])
         self._count(gather_seconds=time.perf_counter() - started, gather_nbytes=sum(array.nbytes for array in made))

@@ -358,15 +358,26 @@ def _serving(pointer: int, index: Tables, n_columns: int, n_served: int) -> tupl
     """The kernel that serves columns, but for its type; the stores that a window takes, and by how many lanes."""
     n = index.window * n_served
     divided = index.methods is not None and bool(np.isin(index.methods, (_ZSCORE, _FITTED)).any())
-    wide = 8 if n % 8 == 0 and not divided else 4
+    wide = 8 if n % 8 == 0 and not divided and _one_close(index, n_served, 8) else 4
     period = n_served // math.gcd(n_served, wide)
-    if n % wide or period > _MOST_LANES or index.window * n_columns > _MOST_FLOATS:
+    too_long = period > _MOST_LANES or index.window * n_columns > _MOST_FLOATS
+    if n % wide or too_long or not _one_close(index, n_served, wide):
         return "serve_", n, min(_THREADS, max(8, 1 << (n - 1).bit_length()))
     whole = index.columns is None and n_columns % wide == 0 and pointer % 16 == 0
     kernel = f"serve_{wide}_{'whole_' if whole else ''}{'' if index.methods is None else 'scaled_'}"
     # Some rounds for each lane, which looks up its columns before the first.
     wanted = min(_THREADS, max(8, n // wide // _ROUNDS))
     return kernel, n // wide, min(-(-wanted // period) * period, _MOST_LANES // period * period)
+
+
+def _one_close(index: Tables, n_served: int, wide: int) -> bool:
+    """Whether so many values in a row, from anywhere that a lane begins, are scaled by one close."""
+    if index.close_columns is None or index.methods is None:
+        return True
+    closes = np.tile(np.where(index.methods == _LAST, index.close_columns, -1), wide // math.gcd(n_served, wide))
+    closes = closes.reshape(-1, wide)
+    first = closes.max(axis=1, keepdims=True)
+    return bool(((closes == first) | (closes < 0)).all())
 
 
 def _addresses_nbytes(count: int) -> int:

@@ -139,20 +139,21 @@ def apply(x: FloatArray, methods: npt.NDArray[np.int32], last_close: FloatArray,
     ----------
     x : (n, window, n_columns) float32
     methods : (n_columns,) int32
-    last_close : (n,) float32
-        The close of each window's last row.
+    last_close : (n, 1) or (n, n_columns) float32
+        What "last" divides by: the last close of each window, or of each of its columns.
     fitted : (2, n_columns) float64, optional
         Needed for fitted columns.
     """
-    # Only the cast may overflow: a value beyond float32 becomes infinite on every device.
-    with np.errstate(over="ignore"):
+    # Only the cast may overflow: a value beyond float32 becomes infinite on every device. What is missing stays so.
+    with np.errstate(over="ignore", invalid="ignore"):
         for method in (LAST, LOG1P, ZSCORE, FITTED):
             columns = np.flatnonzero(methods == method)
             if not len(columns):
                 continue
             values = np.take(x, columns, axis=2).astype(np.float64)
             if method == LAST:
-                values /= last_close.astype(np.float64)[:, None, None]
+                closes = last_close if last_close.shape[1] == 1 else last_close[:, columns]
+                values /= closes.astype(np.float64)[:, None]
                 values -= 1.0
             elif method == LOG1P:
                 values = np.copysign(np.log1p(np.abs(values)), values)
@@ -164,7 +165,24 @@ def apply(x: FloatArray, methods: npt.NDArray[np.int32], last_close: FloatArray,
             x[:, :, columns] = values
 
 
+def last_there(values: FloatArray) -> FloatArray:
+    """(n, n_columns) float32: the last value of each window that is not missing; NaN where all are.
+
+    Parameters
+    ----------
+    values : (n, window, n_columns) float32
+    """
+    there = ~np.isnan(values[:, ::-1])
+    last = values.shape[1] - 1 - there.argmax(axis=1)
+    found: FloatArray = np.take_along_axis(values, last[:, None], axis=1)[:, 0]
+    return found
+
+
 def _zscore(values: npt.NDArray[np.float64]) -> None:
+    missing = np.isnan(values)
+    if missing.any():
+        _zscore_of_some(values, missing)
+        return
     n_rows = values.shape[1]
     mean = np.zeros((len(values), values.shape[2]))
     # One row after another, as a thread of the GPU does it: sums in another order differ in their last bits.
@@ -177,6 +195,22 @@ def _zscore(values: npt.NDArray[np.float64]) -> None:
         squares += values[:, row] * values[:, row]
     deviation = np.sqrt(squares / n_rows)
     # All values are the same, so all are 0 already.
+    deviation[deviation == 0] = 1.0
+    values /= deviation[:, None]
+
+
+def _zscore_of_some(values: npt.NDArray[np.float64], missing: npt.NDArray[np.bool_]) -> None:
+    """The same of what is there: missing values count for nothing, and stay missing."""
+    n_rows, n_there = values.shape[1], (~missing).sum(axis=1)
+    mean = np.zeros((len(values), values.shape[2]))
+    for row in range(n_rows):
+        np.add(mean, values[:, row], out=mean, where=~missing[:, row])
+    mean /= n_there
+    values -= mean[:, None]
+    squares = np.zeros_like(mean)
+    for row in range(n_rows):
+        np.add(squares, values[:, row] * values[:, row], out=squares, where=~missing[:, row])
+    deviation = np.sqrt(squares / n_there)
     deviation[deviation == 0] = 1.0
     values /= deviation[:, None]
 

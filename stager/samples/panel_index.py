@@ -6,7 +6,7 @@ computed as for any other pack, and put side by side again.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 import msgspec
@@ -22,7 +22,7 @@ from stager.samples import filters
 from stager.samples.fill import FILLED
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.labelling import Targets
-from stager.samples.normalize import RAW, Normalize
+from stager.samples.normalize import FITTED, LAST, RAW, Normalize, fit
 from stager.samples.panel import empty_places
 from stager.samples.runs import IntArray
 from stager.samples.select import Select
@@ -98,13 +98,30 @@ class PanelIndex(SampleIndex):
     n_columns: int
     counts: Cells
 
-    @property
-    def wide_columns(self) -> IntArray | None:
-        """The columns of the rows that are served; None for all as they are."""
-        if self.columns is None:
-            return None
-        wide: IntArray = (np.arange(len(self.symbols))[:, None] * self.n_columns + self.columns).reshape(-1)
-        return wide
+    def of_rows_as_they_lie(self) -> SampleIndex:
+        """The same windows as of a pack whose columns are those of all symbols, without targets."""
+        n_symbols = len(self.symbols)
+        columns = np.arange(self.n_columns) if self.columns is None else self.columns
+        first = np.arange(n_symbols)[:, None] * self.n_columns
+        of_closes = first + np.full(len(columns), self.close_column)
+        return replace(
+            self,
+            y=None,
+            columns=None if self.columns is None else (first + columns).reshape(-1),
+            methods=None if self.methods is None else np.tile(self.methods, n_symbols),
+            fitted=None if self.fitted is None else np.tile(self.fitted, n_symbols),
+            close_columns=of_closes.reshape(-1),
+        )
+
+    def refit(self, pack: Pack) -> SampleIndex:
+        """The same samples, with what is fitted for normalisation fitted on their cells, of all symbols together."""
+        if self.methods is None or FITTED not in self.methods:
+            return self
+        columns = np.arange(self.n_columns) if self.columns is None else self.columns
+        instants = self.rows_between(0, self.n_samples)
+        places, owners = np.nonzero(self.cells[instants] & self.mask[instants])
+        rows = pack.rows.reshape(-1, self.n_columns)
+        return replace(self, fitted=fit(rows, instants[places] * len(self.symbols) + owners, columns))
 
     @cached_property
     def nbytes(self) -> int:
@@ -181,11 +198,6 @@ def find_samples(
     layout = pack.manifest.panel
     if layout is None:
         return pack, build_index(pack, window, target, select, normalize)
-    if normalize != RAW:
-        raise SampleError(
-            f"normalize is {normalize}; a panel serves raw rows. Derive columns before the panel, such as log_return, "
-            f"or scale x with its mask"
-        )
     axis = _axis(pack, layout)
     on_axis = Select(
         interval=select.interval, max_gap=select.max_gap, session=select.session, columns=select.columns,
@@ -216,8 +228,12 @@ def find_samples(
         np.maximum.at(known, places[rows], ends if ends.ndim == 1 else ends.max(axis=1))
     served = names if index.columns is None else [names[column] for column in index.columns]
     mask = _there(pack, names, ["close", *served], filled=False)
+    methods = normalize.methods([layout.columns[names.index(name)] for name in served])
+    if methods is not None and LAST in methods:
+        _check_positive(pack, layout, names.index("close"))
     made = PanelIndex(
-        **{field.name: getattr(index, field.name) for field in fields(SampleIndex)} | {"y": y},
+        **{field.name: getattr(index, field.name) for field in fields(SampleIndex)}
+        | {"y": y, "methods": methods, "close_column": names.index("close")},
         symbols=tuple(layout.symbols),
         mask=mask,
         cells=cells,
@@ -242,7 +258,22 @@ def find_samples(
             f"no sample in {len(there):,} instants of the panel: {len(instants):,} end a complete window, and none of "
             f"these has a symbol with a sample; widen the selection, or change the target"
         )
-    return axis, made.of_rows(kept, {NO_CELL: len(instants) - len(kept)})
+    return axis, made.of_rows(kept, {NO_CELL: len(instants) - len(kept)}).refit(axis)
+
+
+def _check_positive(pack: Pack, layout: PanelLayout, close: int) -> None:
+    """Raise if some close can't be divided by: of a panel, a window can't be left out for one of its symbols."""
+    rows = pack.rows.reshape(pack.n_rows, len(layout.symbols), -1)
+    for first in range(0, len(rows), _CHUNK_ROWS):
+        bad = np.argwhere(rows[first : first + _CHUNK_ROWS, :, close] <= 0)
+        if len(bad):
+            place, symbol = bad[0]
+            name, value = layout.symbols[symbol], float(rows[first + place, symbol, close])
+            raise SampleError(
+                f"normalize divides prices by a close, and that of {name} at "
+                f"{np.datetime64(int(pack.times[first + place]), 'ns')} is {value:g}; use Normalize(price='zscore'), "
+                f"or a panel without {name}"
+            )
 
 
 def _axis(pack: Pack, layout: PanelLayout) -> Pack:

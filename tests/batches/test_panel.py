@@ -22,6 +22,7 @@ from stager import (
     Combinatorial,
     Derive,
     Labels,
+    Normalize,
     Panel,
     PurgedKFold,
     ReadOptions,
@@ -499,8 +500,6 @@ def test_what_does_not_fit_is_refused(one, pack, monkeypatch):
         Panel("A")
     with pytest.raises(SampleError, match="a panel already"):
         panel(one.resident.pack)
-    with pytest.raises(SampleError, match="a panel serves raw rows"):
-        Stager(one.resident, window=2, batch_size=2, normalize="last")
     with pytest.raises(SampleError, match="the longest run has 160 rows, the window needs 161"):
         Stager(one.resident, window=161, batch_size=2)
     with pytest.raises(SampleError, match="150 samples fill no batch of 151"):
@@ -531,3 +530,78 @@ def test_closing_refuses_further_use(pack):
                 use()
         assert kept.x.shape == (16, 7, 3, 5)
         assert len(list(fold.batches())) == len(fold)
+
+
+def scaled(x, method, close):
+    """A window of one symbol's column as a sentence of the documentation tells."""
+    there = ~np.isnan(x)
+    values, closes = x[there].astype(np.float64), close[~np.isnan(close)].astype(np.float64)
+    if not there.any():
+        return x
+    if method == "last":
+        values = values / closes[-1] - 1
+    elif method == "log1p":
+        values = np.sign(values) * np.log1p(np.abs(values))
+    elif method == "zscore":
+        deviation = values.std()
+        values = (values - values.mean()) / (deviation if len(set(values.tolist())) > 1 else 1.0)
+    made = x.copy()
+    made[there] = values
+    return made
+
+
+@pytest.mark.parametrize("columns", [None, ["close", "volume"], ["volume", "low", "close"]])
+@pytest.mark.parametrize(
+    "normalize", [Normalize("last", "log1p"), Normalize("zscore", "none"), Normalize("none", "zscore")]
+)
+def test_every_symbol_is_normalised_by_what_is_there_of_it(normalize, columns):
+    rng = np.random.default_rng(1)
+    steps = {name: np.flatnonzero(rng.random(120) < 0.7).tolist() for name in "ABC"}
+    n = sum(map(len, steps.values()))
+    made = panel(
+        memory_pack(steps, close=50 + rng.normal(size=n), low=rng.normal(size=n), volume=rng.integers(0, 99, n) * 1.0)
+    )
+    select = Select(columns=columns, max_gap=10_000)
+    options = {"window": 6, "batch_size": 10, "device": "cpu", "select": select, "shuffle": False}
+    names = columns or ["open", "high", "low", "close", "volume"]
+    with Stager(made, **options) as raw, Stager(made, normalize=normalize, **options) as st:
+        assert raw.n_samples == st.n_samples
+        n_missing_last = 0
+        for one, other in zip(raw.batches(0), st.batches(0), strict=True):
+            np.testing.assert_array_equal(one.mask, other.mask)
+            for sample in range(len(one)):
+                for symbol in range(3):
+                    close = one.x[sample, :, symbol, names.index("close")]
+                    n_missing_last += bool(np.isnan(close[-1]) and not np.isnan(close).all())
+                    for column, name in enumerate(names):
+                        method = normalize.volume if name == "volume" else normalize.price
+                        wanted = scaled(one.x[sample, :, symbol, column], method, close)
+                        found = other.x[sample, :, symbol, column]
+                        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+        assert n_missing_last > 10, "the last bar of a window is missing often enough to matter"
+
+
+def test_a_panel_is_fitted_on_the_cells_that_train():
+    rng = np.random.default_rng(2)
+    steps = {name: np.flatnonzero(rng.random(200) < 0.8).tolist() for name in "ABC"}
+    n = sum(map(len, steps.values()))
+    made = panel(memory_pack(steps, close=50 + rng.normal(size=n)))
+    normalize = Normalize("zscore", "none", fit="train")
+    options = {"window": 4, "batch_size": 10, "device": "cpu", "select": Select(max_gap=10_000)}
+    options |= {"target": Target(horizon=1, across_gaps="allow")}
+    with Stager(made, normalize=normalize, **options) as st, Stager(made, **options) as raw:
+        fold, plain = st.split(WalkForward(2))[0], raw.split(WalkForward(2))[0]
+        batches = plain.train.batches(0)
+        cells = [batch.x[:, -1, :, 3][batch.mask[:, -1] & ~np.isnan(batch.y)] for batch in batches]
+        values = np.concatenate(cells).astype(np.float64)
+        for part, same in ((fold.train, plain.train), (fold.test, plain.test)):
+            for one, other in zip(part.batches(0), same.batches(0), strict=True):
+                wanted = (other.x[:, :, :, 3] - values.mean()) / values.std()
+                np.testing.assert_allclose(one.x[:, :, :, 3], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_panel_with_a_close_that_is_not_positive_is_not_divided_by_it():
+    made = panel(memory_pack({"A": range(9), "B": range(9)}, close=np.arange(18) - 12.0))
+    with pytest.raises(SampleError, match=r"that of A at 20.* is -12; use Normalize\(price='zscore'\)"):
+        Stager(made, window=2, batch_size=2, device="cpu", normalize="last")
+    Stager(made, window=2, batch_size=2, device="cpu", normalize="zscore").close()

@@ -409,7 +409,7 @@ def test_rows_of_a_window_may_lie_apart(kernels):
     methods = np.array([1, 3, 0, 1, 3])
     wanted, close = right[:, ::step].copy(), 4
     x = serve(kernels, addresses, n_all, window, columns_of(range(n_all), methods, close), "float32", step=step)
-    apply(wanted, methods.astype(np.int32), right[:, -1, close])
+    apply(wanted, methods.astype(np.int32), right[:, -1, [close]])
     np.testing.assert_array_equal(x.view(np.uint32), wanted.view(np.uint32))
 
 
@@ -422,7 +422,7 @@ def test_windows_are_normalised(kernels, window, stats):
     _rows, addresses, right = windows_of(7, window, 21)
     wanted, close = right.copy(), 2
     x = serve(kernels, addresses, 7, window, columns_of(range(7), methods, close, fitted), "float32", stats=stats)
-    apply(wanted, methods, right[:, -1, close], fitted)
+    apply(wanted, methods, right[:, -1, [close]], fitted)
     logs = methods == LOG1P
     np.testing.assert_array_equal(x[:, :, ~logs].view(np.uint32), wanted[:, :, ~logs].view(np.uint32))
     np.testing.assert_array_max_ulp(x[:, :, logs], wanted[:, :, logs], maxulp=4)

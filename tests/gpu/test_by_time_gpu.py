@@ -13,7 +13,7 @@ from stager import Select, Stager, Target, WalkForward
 with contextlib.suppress(ImportError):  # the marker skips, or fails under --require-gpu
     import cupy
 
-    from stager.cuda import gather
+    from stager.cuda import groups
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,8 @@ def bits(array):
 @pytest.mark.parametrize("extra", OPTIONS)
 @pytest.mark.parametrize("group_nbytes", [1, 50_000, 64 << 20])
 def test_whole_instants_come_as_the_same_bits(monkeypatch, place, extra, group_nbytes):
-    monkeypatch.setattr(gather, "_GROUP_NBYTES", group_nbytes)
+    for name in ("_FIRST_NBYTES", "_LEAST_NBYTES", "_MOST_NBYTES"):
+        monkeypatch.setattr(groups, name, group_nbytes)
     table = bar_table(STEPS)
     options = {"window": 16, "target": Target(horizon=3), "batch_size": 7, "seed": 4, "shuffle": "time", **extra}
     with (

@@ -102,7 +102,7 @@ def test_windows_of_any_shape_fill_their_place_and_nothing_else(window, n_column
         found = place.get()
         right = windows[chosen][:, :, served].copy()
         if scaled:
-            apply(right, methods[served], host[chosen + window - 1, n_columns - 1], fitted[:, served])
+            apply(right, methods[served], host[chosen + window - 1, n_columns - 1 :], fitted[:, served])
         right = cast(np.ascontiguousarray(right), dtype)
         served_bits = found[guard : guard + nbytes].view(np.uint16)
         np.testing.assert_array_equal(served_bits, right.reshape(-1).view(np.uint16))

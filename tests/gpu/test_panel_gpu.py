@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from bars_fixtures import bar_table, memory_pack
 
-from stager import Panel, PurgedKFold, Select, Stager, Target, panel
+from stager import Normalize, Panel, PurgedKFold, Select, Stager, Target, panel
 
 with contextlib.suppress(ImportError):  # the marker skips, or fails under --require-gpu
     import cupy
+    import torch
 
-    from stager.cuda import gather
+    from stager.cuda import groups
 
 pytestmark = pytest.mark.gpu
 
@@ -50,7 +51,8 @@ def assert_same(one, other):
 @pytest.mark.parametrize("extra", OPTIONS)
 @pytest.mark.parametrize("group_nbytes", [1, 100_000, 64 << 20])
 def test_panels_and_their_folds_are_the_same_bits(monkeypatch, place, extra, group_nbytes):
-    monkeypatch.setattr(gather, "_GROUP_NBYTES", group_nbytes)
+    for name in ("_FIRST_NBYTES", "_LEAST_NBYTES", "_MOST_NBYTES"):
+        monkeypatch.setattr(groups, name, group_nbytes)
     pack = panel(memory_pack(STEPS))
     options = {"window": 16, "batch_size": 50, "seed": 4, **extra}
     with (
@@ -110,3 +112,33 @@ def test_a_table_is_staged_as_a_panel_of_its_pack():
         assert next(st.batches()).x.shape == (4, 3, 1, 5)
     with Stager(bar_table({"A": range(20)}), window=3, batch_size=4, device="cuda") as st:
         assert next(st.batches()).mask is None
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("n_extra", [0, 3])
+@pytest.mark.parametrize("columns", [None, ["volume", "close", "low"]])
+@pytest.mark.parametrize(
+    "normalize", [Normalize("last", "none"), Normalize("zscore", "zscore"), Normalize("last", "zscore")]
+)
+def test_every_symbol_is_normalised_alike(normalize, columns, n_extra, dtype, place):
+    """Of 5 and 8 columns a symbol, of which one thread scales several, of one symbol or two."""
+    rng = np.random.default_rng(n_extra)
+    steps = {name: np.flatnonzero(rng.random(150) < 0.7).tolist() for name in "ABC"}
+    n = sum(map(len, steps.values()))
+    extra = {f"e{k}": rng.normal(size=n) for k in range(n_extra)}
+    pack = panel(memory_pack(steps, close=50 + rng.normal(size=n), volume=rng.integers(0, 9, n) * 1.0, **extra))
+    options = {"batch_size": 32, "normalize": normalize, "dtype": dtype, "select": Select(columns=columns, max_gap=999)}
+    for window in (1, 7, 8):
+        with (
+            Stager(pack, device="cpu", window=window, **options) as cpu,
+            Stager(pack, device="cuda", placement=place, window=window, **options) as gpu,
+        ):
+            for one, other in zip(cpu.batches(0, to="torch"), gpu.batches(0, to="torch"), strict=True):
+                same = other.x.cpu()
+                # NaN of what is missing may be any NaN.
+                left, right = (torch.nan_to_num(x.float(), nan=-7.0) for x in (one.x, same))
+                assert torch.equal(left, right)
+                assert torch.equal(torch.isnan(one.x), torch.isnan(same))
+                assert torch.equal(one.mask, other.mask.cpu())
+            del other

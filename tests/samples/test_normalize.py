@@ -29,7 +29,7 @@ def test_each_column_by_its_method(windows: list[list[float]], close: float) -> 
     """Four columns of the same values, one for each method."""
     raw = np.array(windows, np.float32)
     x = np.repeat(raw[:, :, None], 4, axis=2)
-    apply(x, np.array([NONE, LAST, LOG1P, ZSCORE], np.int32), np.full(len(raw), close, np.float32))
+    apply(x, np.array([NONE, LAST, LOG1P, ZSCORE], np.int32), np.full((len(raw), 1), close, np.float32))
     np.testing.assert_array_equal(x[:, :, 0], raw)
     for window, found in zip(raw.tolist(), x, strict=True):
         np.testing.assert_array_equal(found[:, 1], np.array([value / close - 1 for value in window], np.float32))
@@ -47,20 +47,20 @@ def test_each_column_by_its_method(windows: list[list[float]], close: float) -> 
 @pytest.mark.parametrize("length", [1, 2, 3, 1000])
 def test_a_constant_window_is_zero(value: float, length: int) -> None:
     x = np.full((2, length, 1), value, np.float32)
-    apply(x, np.array([ZSCORE], np.int32), np.ones(2, np.float32))
+    apply(x, np.array([ZSCORE], np.int32), np.ones((2, 1), np.float32))
     assert not x.any()
 
 
 def test_a_column_of_large_values_keeps_its_small_moves() -> None:
     """In float32 sums, the variance of such a window is lost."""
     x = (60_000 + np.tile([0.0, 0.00390625], 50)).astype(np.float32).reshape(1, 100, 1)
-    apply(x, np.array([ZSCORE], np.int32), np.ones(1, np.float32))
+    apply(x, np.array([ZSCORE], np.int32), np.ones((1, 1), np.float32))
     assert x[0, :, 0].tolist() == [-1.0, 1.0] * 50
 
 
 def test_a_value_beyond_float32_becomes_infinite() -> None:
     x = np.array([[[3e38], [1.0]]], np.float32)
-    apply(x, np.array([LAST], np.int32), np.array([1e-30], np.float32))
+    apply(x, np.array([LAST], np.int32), np.array([[1e-30]], np.float32))
     assert x[0, 0, 0] == np.inf
 
 
@@ -89,7 +89,7 @@ def test_a_fit_is_of_the_chosen_rows_in_float64(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_fitted_column_is_scaled_by_what_was_fitted() -> None:
     x = np.array([[[1.0, 5.0], [3.0, 6.0]]], np.float32)
-    apply(x, np.array([FITTED, NONE], np.int32), np.ones(1, np.float32), np.array([[2.0, 9.0], [4.0, 9.0]]))
+    apply(x, np.array([FITTED, NONE], np.int32), np.ones((1, 1), np.float32), np.array([[2.0, 9.0], [4.0, 9.0]]))
     assert x.tolist() == [[[-0.25, 5.0], [0.25, 6.0]]]
 
 
