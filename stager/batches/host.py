@@ -64,6 +64,8 @@ class HostGather:
         self._closed = False
         # Another thread may close while batches are served.
         self._lock = threading.Lock()
+        # Garbage may be collected, and an iterator closed, while it is held.
+        self._counting = threading.RLock()
         self._stats = ServingStats()
 
     def batches(self, schedule: Schedule, first: int, stop: int) -> Iterator[Group]:
@@ -144,7 +146,7 @@ class HostGather:
             self._count(n_batches=n_handed, n_samples=n_samples, nbytes=nbytes, consumer_waited_seconds=waited)
 
     def _count(self, **more: float) -> None:
-        with self._lock:
+        with self._counting:
             self._stats = replace(self._stats, **{name: getattr(self._stats, name) + n for name, n in more.items()})
 
     def gather(self, decisions: IntArray) -> Group:

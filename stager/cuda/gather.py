@@ -273,14 +273,15 @@ class WindowGather:
             # CuPy copies this on the stream, by way of pinned memory that it keeps until the copy is done.
             chosen = None if blocks is None else cupy.asarray(np.stack(blocks))
         places, samples, n_blocks = (0, 0, 0) if chosen is None else (*(p.data.ptr for p in chosen), len(chosen[0]))
-        if self._order[0] is not schedule:
-            order = self.parameters(schedule.order, schedule.batch_size, schedule.stride)
-            self._order = schedule, _packed(order)
+        served, order = self._order
+        if served is not schedule:
+            order = _packed(self.parameters(schedule.order, schedule.batch_size, schedule.stride))
+            self._order = schedule, order
         self._kernels["resolve"](
             (min(_MAX_BLOCKS, -(-count // _THREADS)),),
             (_THREADS,),
             (
-                self._order[1], _packed(self._samples), np.int64(schedule.first_position(first)), np.int64(count),
+                order, _packed(self._samples), np.int64(schedule.first_position(first)), np.int64(count),
                 np.uint64(places), np.uint64(samples), np.int64(n_blocks),
                 np.uint64(scratch), np.uint64(pointers[-1]),
             ),
@@ -327,8 +328,9 @@ class WindowGather:
         if self._columns is None:
             self._kernel(grid, block, (np.uint64(scratch), np.uint64(x), np.int64(count), np.int32(self._n)))
             return
-        self._windows["count"] = count
-        windows = _packed(self._windows)
+        windows = self._windows.copy()  # other threads may serve too
+        windows["count"] = count
+        windows = _packed(windows)
         stats = scratch + _addresses_nbytes(count) if self._has_stats else 0
         if stats:
             n_series = count * self._n_served

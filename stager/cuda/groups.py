@@ -236,15 +236,17 @@ class Groups:
 
     def _layout(self, count: int) -> tuple[list[int], int]:
         """Where the fields, and then the scratch of each gather, begin in a group of `count` samples; its bytes."""
-        if count not in self._layouts:
+        layout = self._layouts.get(count)
+        if layout is None:
             sizes = [count * field.nbytes for field in self._fields]
             sizes += [gather.scratch_nbytes(count) for gather in self._gathers]
             ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
+            layout = [0, *ends[:-1]], ends[-1]
             # Batches of whole instants have any number of samples.
             if len(self._layouts) > _MOST_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[count] = [0, *ends[:-1]], ends[-1]
-        return self._layouts[count]
+            self._layouts[count] = layout
+        return layout
 
     def _begin(self, schedule: Schedule, span: tuple[int, int, int] | None) -> Group | None:
         """Queue the gather of a group."""

@@ -54,8 +54,8 @@ class ServingTimes:
     consumer_waited_seconds: float = 0.0
     gather_waited_seconds: float = 0.0
     _pending: deque[tuple[GroupEvents, int]] = field(default_factory=lambda: deque(maxlen=_MOST_PENDING), repr=False)
-    # Threads may serve batches of the same Stager.
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    # Threads may serve batches of the same Stager; and garbage may be collected, and an iterator closed, inside.
+    _lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     def add(self, n_batches: int, n_samples: int, nbytes: int, n_copied: int, events: GroupEvents) -> None:
         """Count a group that was handed out, or a part of it; its events are looked at later."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -84,6 +85,9 @@ class Slots:
     def __init__(self, driver: SlotDriver) -> None:
         self._driver = driver
         self._idle: list[Slot] = []
+        # An iterator that nobody refers to any more gives its slot back while garbage is collected, perhaps inside
+        # take(): so it only appends.
+        self._returned: deque[Slot] = deque()
         # Threads may serve batches of the same rows.
         self._lock = threading.Lock()
 
@@ -91,6 +95,7 @@ class Slots:
     def n_wasted(self) -> int:
         """Slots that a few batches keep; not counting the last, whose last batch the caller's loop still refers to."""
         with self._lock:
+            self._collect()
             return sum(slot.is_wasted for slot in self._idle[:-1])
 
     def take(self, nbytes: int) -> Slot:
@@ -102,6 +107,7 @@ class Slots:
             If there is none and no memory for one.
         """
         with self._lock:
+            self._collect()
             for number, slot in enumerate(self._idle):
                 if slot.nbytes >= nbytes and slot.is_free and self._driver.wait_for(slot.streams.values()):
                     slot.streams.clear()
@@ -114,13 +120,17 @@ class Slots:
 
     def give_back(self, slot: Slot) -> None:
         """The slot may be taken again once its arrays have died."""
-        with self._lock:
-            self._idle.append(slot)
+        self._returned.append(slot)
 
     def forget(self) -> None:
         """Let go of all; what arrays still hold returns with the last of them."""
         with self._lock:
+            self._collect()
             self._idle = []
+
+    def _collect(self) -> None:
+        while self._returned:
+            self._idle.append(self._returned.popleft())
 
 
 def _references(batches: Sequence[tuple[Any, ...]]) -> list[int]:

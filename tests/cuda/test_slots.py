@@ -118,6 +118,21 @@ def test_a_slot_that_few_arrays_hold_is_wasted(driver, n_kept, wasted):
     assert slots.n_wasted == wasted
 
 
+def test_a_slot_may_be_given_back_inside_take(driver):
+    """As when garbage is collected there, and an iterator that nobody refers to is closed."""
+    slots = Slots(driver)
+    other = slots.take(1)
+
+    class Closing(Driver):
+        def allocate(self, nbytes):
+            slots.give_back(other)
+            return super().allocate(nbytes)
+
+    slots._driver = Closing()
+    assert slots.take(1) is not other
+    assert slots.take(1) is other
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), max_size=60))
 def test_nothing_is_handed_out_while_something_refers_to_it(steps):

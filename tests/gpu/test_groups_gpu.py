@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
@@ -63,7 +64,8 @@ def stager_of(table, **options):
 
 
 def n_slots(st):
-    return len(st._gather._groups._slots._idle)
+    slots = st._gather._groups._slots
+    return len(slots._idle) + len(slots._returned)
 
 
 # -------------------------------------------------------------------------------- windows of any shape
@@ -363,6 +365,23 @@ def test_a_capture_by_another_thread_is_not_broken():
 
 
 # -------------------------------------------------------------------------------- memory and time
+
+
+def test_threads_serve_from_the_same_rows():
+    table = bar_table(STEPS)
+    cut = Cut(table, STEPS, 32)
+    with stager_of(table, target=None, normalize="none") as st:
+
+        def serve(epoch):
+            with cupy.cuda.Stream(non_blocking=True) as stream:
+                for batch in st.batches(epoch, start=epoch % 3):
+                    found = batch.x.get()
+                    stream.synchronize()
+                    np.testing.assert_array_equal(found, cut.x[batch.sample_ids])
+            return epoch
+
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(serve, range(24))) == list(range(24))
 
 
 def test_nothing_comes_from_the_users_arena():
