@@ -76,6 +76,77 @@ def _measured(row: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def by_batch(rows: list[dict[str, Any]]) -> str:
+    """The rows of the serving benchmark in one shape as Markdown: a peer a line, a size of batch a column."""
+    batches = sorted({row["batch"] for row in rows})
+    measured = [row for row in rows if "seconds" in row]
+    last = f", batch {batches[-1]:,}" if len(batches) > 1 else ""
+    # What is told of the largest batch: its heading, and how it is written.
+    more = {
+        "of_copy": ("of the copy", lambda value: f"{value:.2f}"),
+        "of_bus": ("of the bus", lambda value: f"{value:.2f}"),
+        "device_nbytes": ("device memory", lambda value: f"{value / 2**20:,.0f} MiB"),
+    }
+    told = {key: how for key, how in more.items() if any(key in row for row in measured)}
+    headings = [f"batch {batch:,}" for batch in batches]
+    headings += [heading + last for heading, _ in told.values()] + ["to the first batch" + last]
+    lines = ["| | " + " | ".join(headings) + " |", "| --- " * (1 + len(headings)) + "|"]
+    for name in dict.fromkeys(row["name"] for row in rows):
+        found = {row["batch"]: row for row in rows if row["name"] == name}
+        reasons = {why_not(row) for row in found.values()}
+        if reasons.isdisjoint({""}) and len(reasons) == 1:
+            cells = [reasons.pop(), *[""] * (len(headings) - 1)]
+        else:
+            cells = [a_second(found[batch]) if batch in found else "" for batch in batches]
+            largest = found.get(batches[-1], {})
+            cells += [write(largest[key]) if key in largest else "" for key, (_, write) in told.items()]
+            cells.append(seconds(largest["open_seconds"] + largest["first_seconds"]) if "seconds" in largest else "")
+        lines.append("| " + " | ".join([name, *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def by_shape(rows: list[dict[str, Any]]) -> str:
+    """The rows of the serving benchmark in other shapes as Markdown: a shape a line, a peer a column, all batches."""
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    lines = ["| window x columns | " + " | ".join(names) + " |", "| --- " * (1 + len(names)) + "|"]
+    for shape in sorted({(row["columns"], row["window"]) for row in rows}):
+        cells = []
+        for name in names:
+            found = [row for row in rows if (row["columns"], row["window"]) == shape and row["name"] == name]
+            found.sort(key=lambda row: row["batch"])
+            reasons = {why_not(row) for row in found}
+            cell = " / ".join(a_second(row, spread=False) for row in found)
+            if found and "of_copy" in found[-1]:
+                cell += f" ({found[-1]['of_copy']:.2f})"
+            cells.append(reasons.pop() if len(reasons) == 1 and "" not in reasons else cell)
+        lines.append("| " + " | ".join([f"{shape[1]} x {shape[0]}", *cells]) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def why_not(row: dict[str, Any]) -> str:
+    """Why a row has no figures; empty where it has."""
+    if "error" in row:
+        return "failed"
+    return row.get("left_out", "").partition(" (")[0].partition(":")[0]
+
+
+def a_second(row: dict[str, Any], spread: bool = True) -> str:
+    """Samples a second, with least and most."""
+    if "seconds" not in row:
+        return why_not(row)
+    low, middle, high = (short(row["batch"] / row[key]) for key in ("max", "seconds", "min"))
+    return f"{middle} ({low} to {high})" if spread else middle
+
+
+def short(value: float) -> str:
+    """A count with three digits: 1.25 M."""
+    for scale, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, "")):
+        if value >= 0.9995 * scale:
+            digits = value / scale
+            return f"{digits:.0f}{unit}" if digits >= 99.95 else f"{digits:.3g}{unit}"
+    return f"{value:.3g}"
+
+
 def machine(facts: dict[str, Any]) -> str:
     """One line that says what the figures depend on."""
     packages = [
@@ -83,6 +154,15 @@ def machine(facts: dict[str, Any]) -> str:
     ]
     where = f"{facts.get('gpu', 'no GPU')}, driver {facts.get('driver', '-')}, {facts['cores']} cores"
     return f"Measured {facts['date']} on {where}; Python {facts['python']}, {', '.join(packages)}.\n"
+
+
+def formatted(rows: list[dict[str, Any]]) -> str:
+    """The rows of one result table as Markdown, in the form that suits what they hold."""
+    if "allocator" in rows[0]:
+        return by_allocator(rows)
+    if "batch" in rows[0]:
+        return by_batch(rows) if len({(row["window"], row["columns"]) for row in rows}) == 1 else by_shape(rows)
+    return table(rows)
 
 
 def fill(text: str) -> str:
@@ -94,7 +174,7 @@ def fill(text: str) -> str:
             body = machine(result["machine"])
         else:
             rows = result["tables"][match["title"]]
-            body = by_allocator(rows) if "allocator" in rows[0] else table(rows)
+            body = formatted(rows)
             body += f"\nMeasured at commit {result['commits'][match['title']]}.\n"
         return f"{match[1]}{body}{match[4]}"
 
