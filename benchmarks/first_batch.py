@@ -29,7 +29,13 @@ STEPS = (
 
 
 def first_batches() -> list[dict[str, Any]]:
-    """What passes in a new process, step by step, until the GPU has done each."""
+    """What passes in a new process, step by step, until the GPU has done each.
+
+    Raises
+    ------
+    RuntimeError
+        If such a process fails, with what it wrote.
+    """
     runs = []
     with tempfile.TemporaryDirectory() as name:
         pack = Path(name) / "bars.pack"
@@ -39,7 +45,7 @@ def first_batches() -> list[dict[str, Any]]:
             command = [sys.executable, __file__, str(pack)]
             run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
             if run.returncode:
-                return [{"name": step, "error": run.stderr.strip().splitlines()[-1]} for step in STEPS]
+                raise RuntimeError(run.stderr.strip())
             runs.append(json.loads(run.stdout))
     return [
         {"name": step, "seconds": statistics.median(found), "min": min(found), "max": max(found), "n": PROCESSES}

@@ -38,6 +38,7 @@ BATCHES = (32, 256, 4_096)
 WINDOWS = (32, 64, 256)
 COLUMNS = (5, 8, 32)
 MAIN = (64, 8)
+COLD = "From a cold start to the first batch"
 LEAST_REPEATS, REPEATS = 3, 5
 # Windows of a first batch that are compared with the rows.
 CHECKED = 4
@@ -245,7 +246,8 @@ def main() -> None:
     parser.add_argument("--no-save", action="store_true", help="leave the result file as it is")
     options = parser.parse_args()
     device = ("cuda" if count_devices() else "cpu") if options.device == "auto" else options.device
-    where, tables = Machine(device), {}
+    where, failed = Machine(device), []
+    tables: dict[str, list[Row]] = {}
     only = options.only or (["main", "grid", "fused", "first"] if device == "cuda" else ["main"])
     sizes = [(options.small or (32 if device == "cuda" else 8)) * MIB, options.large * MIB]
     print(machine())
@@ -253,8 +255,12 @@ def main() -> None:
         tables["Ceilings"] = where.measure_ceilings()
         show("Ceilings", tables["Ceilings"])
     if "first" in only and device == "cuda":
-        tables["From a cold start to the first batch"] = first_batches()
-        show("From a cold start to the first batch", tables["From a cold start to the first batch"])
+        try:
+            tables[COLD] = first_batches()
+        except RuntimeError as error:
+            failed.append(f"{COLD}: {error}")
+        else:
+            show(COLD, tables[COLD])
     window, main_columns = MAIN
     for n_columns, nbytes in itertools.product(COLUMNS, sizes):
         is_main = n_columns == main_columns
@@ -276,8 +282,9 @@ def main() -> None:
         del pack
     if not options.no_save:
         print("\nwritten:", save("serve" if device == "cuda" else "serve_cpu", tables))
-    if failed := [r for rows in tables.values() for r in rows if "error" in r]:
-        sys.exit("\n".join([f"{len(failed)} failed:", *(f"  {r['name']}: {r['error']}" for r in failed)]))
+    failed += [f"{r['name']}: {r['error']}" for rows in tables.values() for r in rows if "error" in r]
+    if failed:
+        sys.exit("\n  ".join([f"{len(failed)} failed:", *failed]))
 
 
 if __name__ == "__main__":

@@ -80,27 +80,25 @@ def by_batch(rows: list[dict[str, Any]]) -> str:
     """The rows of the serving benchmark in one shape as Markdown: a peer a line, a size of batch a column."""
     batches = sorted({row["batch"] for row in rows})
     measured = [row for row in rows if "seconds" in row]
-    last = f", batch {batches[-1]:,}" if len(batches) > 1 else ""
-    # What is told of the largest batch: its heading, and how it is written.
-    more = {
-        "of_copy": ("of the copy", lambda value: f"{value:.2f}"),
-        "of_bus": ("of the bus", lambda value: f"{value:.2f}"),
-        "device_nbytes": ("device memory", lambda value: f"{value / 2**20:,.0f} MiB"),
-    }
-    told = {key: how for key, how in more.items() if any(key in row for row in measured)}
+    ratios = {"of_copy": "of the copy", "of_bus": "of the bus"}
+    ratios = {key: heading for key, heading in ratios.items() if any(key in row for row in measured)}
+    on_device = any("device_nbytes" in row for row in measured)
     headings = [f"batch {batch:,}" for batch in batches]
-    headings += [heading + last for heading, _ in told.values()] + ["to the first batch" + last]
+    headings += [*ratios.values(), *["device memory"] * on_device, "to the first batch"]
     lines = ["| | " + " | ".join(headings) + " |", "| --- " * (1 + len(headings)) + "|"]
     for name in dict.fromkeys(row["name"] for row in rows):
-        found = {row["batch"]: row for row in rows if row["name"] == name}
-        reasons = {why_not(row) for row in found.values()}
-        if reasons.isdisjoint({""}) and len(reasons) == 1:
-            cells = [reasons.pop(), *[""] * (len(headings) - 1)]
+        found = sorted((row for row in rows if row["name"] == name), key=lambda row: row["batch"])
+        if (reason := left_out(found)) is not None:
+            cells = [reason, *[""] * (len(headings) - 1)]
         else:
-            cells = [a_second(found[batch]) if batch in found else "" for batch in batches]
-            largest = found.get(batches[-1], {})
-            cells += [write(largest[key]) if key in largest else "" for key, (_, write) in told.items()]
-            cells.append(seconds(largest["open_seconds"] + largest["first_seconds"]) if "seconds" in largest else "")
+            of_batch = {row["batch"]: row for row in found}
+            cells = [a_second(of_batch[batch]) if batch in of_batch else "" for batch in batches]
+            cells += [" / ".join(f"{row[key]:.2f}" for row in found if key in row) for key in ratios]
+            # The largest batch takes most, and comes when all else has been used once.
+            largest = found[-1] if "seconds" in found[-1] else {}
+            taken = f"{largest['device_nbytes'] / 2**20:,.0f} MiB" if "device_nbytes" in largest else ""
+            first = seconds(largest["open_seconds"] + largest["first_seconds"]) if largest else ""
+            cells += [*[taken] * on_device, first]
         lines.append("| " + " | ".join([name, *cells]) + " |")
     return "\n".join(lines) + "\n"
 
@@ -114,13 +112,19 @@ def by_shape(rows: list[dict[str, Any]]) -> str:
         for name in names:
             found = [row for row in rows if (row["columns"], row["window"]) == shape and row["name"] == name]
             found.sort(key=lambda row: row["batch"])
-            reasons = {why_not(row) for row in found}
             cell = " / ".join(a_second(row, spread=False) for row in found)
             if found and "of_copy" in found[-1]:
                 cell += f" ({found[-1]['of_copy']:.2f})"
-            cells.append(reasons.pop() if len(reasons) == 1 and "" not in reasons else cell)
+            reason = left_out(found)
+            cells.append(cell if reason is None else reason)
         lines.append("| " + " | ".join([f"{shape[1]} x {shape[0]}", *cells]) + " |")
     return "\n".join(lines) + "\n"
+
+
+def left_out(rows: list[dict[str, Any]]) -> str | None:
+    """The one reason why none of the rows has figures; None if one has."""
+    reasons = {why_not(row) for row in rows}
+    return reasons.pop() if len(reasons) == 1 and "" not in reasons else None
 
 
 def why_not(row: dict[str, Any]) -> str:
@@ -169,9 +173,12 @@ def fill(text: str) -> str:
     """README's text with every marked table written anew."""
 
     def write(match: re.Match[str]) -> str:
-        result = json.loads((ROOT / "benchmarks" / "results" / f"{match['file']}.json").read_text(encoding="utf-8"))
-        if match["title"] == "machine":
+        path = ROOT / "benchmarks" / "results" / f"{match['file']}.json"
+        result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"tables": {}}
+        if match["title"] == "machine" and "machine" in result:
             body = machine(result["machine"])
+        elif match["title"] not in result["tables"]:
+            body = "Not measured yet.\n"
         else:
             rows = result["tables"][match["title"]]
             body = formatted(rows)

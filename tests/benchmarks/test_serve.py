@@ -72,6 +72,19 @@ def test_a_peer_with_windows_of_its_own_serves_batches_of_the_size(name, windows
     assert len(y) == BATCH
 
 
+def test_the_fused_work_is_done_right_by_its_peer_too(windows):
+    (peer,) = rivals.fused("cpu")
+    x, y = open_peer(peer, windows).run(1)
+    assert str(x.dtype) == "torch.bfloat16"
+    for window, target in zip(x.float().numpy(), y.numpy(), strict=True):
+        candidates = [windows.rows[first : first + WINDOW].copy() for first in windows.starts[windows.y == target]]
+        for raw in candidates:
+            raw[:, :4] = raw[:, :4] / raw[-1, 3] - 1
+            raw[:, 4] = np.log1p(raw[:, 4])
+        # bfloat16 keeps eight bits.
+        assert any(np.allclose(window, raw, rtol=2**-8, atol=1e-6) for raw in candidates)
+
+
 def test_windows_that_are_not_those_of_the_targets_are_found_out(windows):
     first = windows.starts[:BATCH]
     x = np.stack([windows.rows[start : start + WINDOW] for start in first])
@@ -137,8 +150,8 @@ def test_a_table_has_a_line_a_peer_and_a_column_a_batch():
     left_out = {"name": "B", "batch": 32, "window": 64, "columns": 8, "left_out": "not installed (no module named b)"}
     rows = [result("A", 32), result("A", 4096), left_out, left_out | {"batch": 4096}]
     head, _, a, b = tables.formatted(rows).splitlines()
-    assert head == "| | batch 32 | batch 4,096 | of the copy, batch 4,096 | to the first batch, batch 4,096 |"
-    assert a == "| A | 50 M (40 M to 60 M) | 50 M (40 M to 60 M) | 0.50 | 510 ms |"
+    assert head == "| | batch 32 | batch 4,096 | of the copy | to the first batch |"
+    assert a == "| A | 50 M (40 M to 60 M) | 50 M (40 M to 60 M) | 0.50 / 0.50 | 510 ms |"
     assert b == "| B | not installed |  |  |  |"
 
 
