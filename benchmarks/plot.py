@@ -25,7 +25,7 @@ PICTURE = ROOT / "docs" / "serving.svg"
 SHAPE = "64 x 8, "
 # Bound by the bus as the one that is drawn.
 LEFT_OUT = [
-    f"Stager, {how}, host" for how in ("CuPy", "CuPy, arrays reused", "torch", "CUDA graph", "CUDA graph of torch")
+    f"Stager, {how}, host" for how in ("CuPy", "torch", "CUDA graph", "CUDA graph of 8 batches", "CUDA graph of torch")
 ]
 MARKERS = "osD^vP<>X*hp"
 OURS, THEIRS = ("#0b3d91", "#1f77b4", "#17a2c9", "#62c3d0"), ("#b2182b", "#e08214", "#8c510a", "#7f7f7f", "#9467bd")

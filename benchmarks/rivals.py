@@ -57,8 +57,8 @@ def strongest(device: str) -> list[Peer]:
     if device == "cpu":
         return [_loop("Stager, NumPy"), PLAIN]
     return [
-        _loop("Stager, CuPy"),
-        _loop("Stager, torch, arrays reused", to="torch", reuse=True),
+        _loop("Stager, CuPy, arrays reused", CUPY, reuse=True),
+        _loop("Stager, torch", to="torch"),
         Peer(
             f"torch permutation of {GRID_BATCHES:,} batches + split",
             partial(torch_permuted, most_batches=GRID_BATCHES),
@@ -79,7 +79,7 @@ def fused(device: str) -> list[Peer]:
     ours = [
         Peer(
             f"Stager, torch, {name}",
-            partial(stager_loop, batches={"to": "torch", "reuse": True}, **options),
+            partial(stager_loop, batches={"to": "torch"}, **options),
             TORCH,
             same_windows=not options,
         )
@@ -101,11 +101,11 @@ def _on_gpu() -> list[Peer]:
         found += [
             _loop(f"Stager, CuPy{where}", CUPY, placement),
             _loop(f"Stager, CuPy, arrays reused{where}", CUPY, placement, reuse=True),
-            _loop(f"Stager, torch{where}", TORCH, placement, to="torch"),
-            _loop(f"Stager, torch, arrays reused{where}", TORCH, placement, to="torch", reuse=True),
+            _loop(f"Stager, torch{where}", placement=placement, to="torch"),
         ]
         graphs = (
             (f"Stager, CUDA graph{where}", stager_graph, CUPY),
+            (f"Stager, CUDA graph of 8 batches{where}", partial(stager_graph, n_gathers=8), CUPY),
             (f"Stager, CUDA graph of torch{where}", stager_torch_graph, TORCH),
         )
         for name, opened, needs in graphs:

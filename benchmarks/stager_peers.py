@@ -14,8 +14,8 @@ from peers import TARGET, LeftOutError, Loader, Windows, served
 from stager import Stager
 
 SEED = 7
-# What a Stager may have gathered before it is asked for.
-GROUPS_AHEAD, GROUPS_AHEAD_NBYTES = 4, 64 << 20
+# What a Stager may have gathered before it is asked for: groups and bytes.
+N_AHEAD, AHEAD_NBYTES = 4, {"cuda": 512 << 20, "cpu": 32 << 20}
 
 
 def _need(function: Any, name: str, **options: Any) -> None:
@@ -42,50 +42,56 @@ def stager_loop(w: Windows, *, batches: dict[str, Any], **options: Any) -> Loade
     """``for batch in st.batches(epoch, **batches)``."""
     _need(Stager.batches, "Stager.batches()", **batches)
     st = _stager(w, **options)
-    ahead = -(-GROUPS_AHEAD_NBYTES // (w.batch_size * w.window_nbytes)) + GROUPS_AHEAD
+    ahead = -(-AHEAD_NBYTES[w.device] // (w.batch_size * w.window_nbytes)) + N_AHEAD
     return Loader(served(lambda epoch: st.batches(epoch, **batches)), st.close, ahead)
 
 
-def _graph_batch(w: Windows, options: dict[str, Any]) -> tuple[Stager, Any]:
+def _graph_batch(w: Windows, to: str | None, options: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
+    """A GraphBatch, and what closes it."""
     try:
         graphs = importlib.import_module("stager.cuda.graphs")
     except ModuleNotFoundError as error:
         raise LeftOutError(f"not available: {error}") from error
     st = _stager(w, **options)
-    graph_batch = graphs.GraphBatch(st)
-    graph_batch.seek(0, 0)
-    return st, graph_batch
+    batch = graphs.GraphBatch(st, to=to)
+
+    def close() -> None:
+        # Refuses if the graph went on after the last epoch that it knows: what it then served took less.
+        batch.position()
+        st.close()
+
+    return batch, close
 
 
-def _launches(launch: Callable[[], Any], graph_batch: Any) -> Callable[[int], tuple[Any, Any]]:
+def _launches(launch: Callable[[], Any], batch: Any, n_gathers: int = 1) -> Callable[[int], tuple[Any, Any]]:
     def run(n: int) -> tuple[Any, Any]:
-        for _ in repeat(None, n):
+        for _ in repeat(None, -(-n // n_gathers)):
             launch()
-        return graph_batch.x, graph_batch.y
+        return batch.x, batch.y
 
     return run
 
 
-def stager_graph(w: Windows, **options: Any) -> Loader:
-    """One gather a graph, launched by CuPy."""
+def stager_graph(w: Windows, n_gathers: int = 1, **options: Any) -> Loader:
+    """So many gathers a graph, launched by CuPy."""
     import cupy
 
-    st, graph_batch = _graph_batch(w, options)
+    batch, close = _graph_batch(w, None, options)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         stream.begin_capture()
-        graph_batch.advance(stream)
+        for _ in range(n_gathers):
+            batch.advance()
         graph = stream.end_capture()
-    return Loader(_launches(partial(graph.launch, stream), graph_batch), st.close)
+    return Loader(_launches(partial(graph.launch, stream), batch, n_gathers), close, whole=n_gathers)
 
 
 def stager_torch_graph(w: Windows, **options: Any) -> Loader:
     """One gather a graph, replayed by torch."""
-    import cupy
     import torch
 
-    st, graph_batch = _graph_batch(w, options)
+    batch, close = _graph_batch(w, "torch", options)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        graph_batch.advance(cupy.cuda.ExternalStream(torch.cuda.current_stream().cuda_stream))
-    return Loader(_launches(graph.replay, graph_batch), st.close)
+        batch.advance()
+    return Loader(_launches(graph.replay, batch), close)
