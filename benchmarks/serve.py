@@ -17,13 +17,13 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from device import MIB, Machine
 from first_batch import first_batches
-from harness import machine, measure, row, save, show
+from harness import RESULTS, machine, row, save, show
 from peers import LeftOutError, Loader, Peer, Windows
 from random_bars import random_bars
 from rivals import everybody, fused, strongest
@@ -33,11 +33,11 @@ from stager.batches.devices import count_devices
 from stager.packs.layout import Pack
 from stager.packs.packing import pack_in_memory
 
-MIB = 1 << 20
 BATCHES = (32, 256, 4_096)
 WINDOWS = (32, 64, 256)
 COLUMNS = (5, 8, 32)
 MAIN = (64, 8)
+PARTS = ("main", "fused", "grid", "first")
 COLD = "From a cold start to the first batch"
 LEAST_REPEATS, REPEATS = 3, 5
 # Windows of a first batch that are compared with the rows.
@@ -48,67 +48,6 @@ Row = dict[str, Any]
 
 def bars(nbytes: int, n_columns: int) -> Pack:
     return pack_in_memory(random_bars(nbytes, n_columns), ReadOptions(interval="1min"))
-
-
-class Machine:
-    """The device that serves: when it is idle, how much of its memory is taken, and how fast it copies."""
-
-    def __init__(self, device: str) -> None:
-        self.device = device
-        #: Bytes read and written a second by a copy on the device, and bytes a second that come over the bus.
-        self.copy_rate = self.bus_rate = 0.0
-
-    def wait(self) -> None:
-        if self.device == "cuda":
-            import cupy
-
-            cupy.cuda.Device().synchronize()
-
-    def empty_pools(self) -> None:
-        gc.collect()
-        if self.device == "cuda":
-            import cupy
-
-            self.wait()
-            cupy.get_default_memory_pool().free_all_blocks()
-            cupy.get_default_pinned_memory_pool().free_all_blocks()
-            if "torch" in sys.modules:
-                sys.modules["torch"].cuda.empty_cache()
-
-    def taken(self) -> int:
-        """Bytes of device memory that are in use or kept in pools, by anybody."""
-        if self.device == "cpu":
-            return 0
-        from cupy.cuda import runtime
-
-        free, total = runtime.memGetInfo()
-        return int(total - free)
-
-    def measure_ceilings(self) -> list[Row]:
-        """A copy on the device and one over the bus, of random bits."""
-        import cupy
-        from cupy.cuda import runtime
-
-        n, n_pinned, stream = 2 << 30, 256 * MIB, cupy.cuda.Stream(non_blocking=True)
-        source = cupy.arange(n // 4, dtype=cupy.uint32) * cupy.uint32(2_654_435_761)
-        target, pinned = cupy.empty_like(source), cupy.cuda.alloc_pinned_memory(n_pinned)
-        np.frombuffer(pinned, np.uint8, n_pinned)[:] = np.random.default_rng(1).integers(1, 256, n_pinned, np.uint8)
-        self.wait()
-
-        def on_device() -> None:
-            runtime.memcpyAsync(target.data.ptr, source.data.ptr, n, runtime.memcpyDeviceToDevice, stream.ptr)
-            stream.synchronize()
-
-        def over_bus() -> None:
-            runtime.memcpyAsync(target.data.ptr, pinned.ptr, n_pinned, runtime.memcpyHostToDevice, stream.ptr)
-            stream.synchronize()
-
-        copy, bus = measure(on_device, repeats=10), measure(over_bus, repeats=10)
-        self.copy_rate, self.bus_rate = 2 * n / copy["seconds"], n_pinned / bus["seconds"]
-        return [
-            row("copy on the device, 2 GiB, bytes read and written", copy, nbytes=2 * n),
-            row("pinned copy to the device, 256 MiB", bus, nbytes=n_pinned),
-        ]
 
 
 def check(w: Windows, x: Any, y: Any) -> None:
@@ -216,13 +155,6 @@ def tell(found: Row) -> None:
     print(f"{what} {middle:.3g}/s ({low:.3g} to {high:.3g}, n {found['n']})  {ratios}{taken}{first}", flush=True)
 
 
-def cells(pack: Pack, windows: tuple[int, ...], device: str) -> Iterator[Windows]:
-    for window in windows:
-        found = Windows.find(pack, window, device)
-        for batch_size in BATCHES:
-            yield replace(found, batch_size=batch_size)
-
-
 def beside_copy(rows: list[Row]) -> list[Row]:
     """On the CPU: how fast each is, of the plain copy at the same batch."""
     plain = {r["batch"]: r["seconds"] for r in rows if r["name"].startswith("plain copy") and "seconds" in r}
@@ -232,6 +164,65 @@ def beside_copy(rows: list[Row]) -> list[Row]:
     return rows
 
 
+class Run:
+    """The tables of a run, kept as soon as each is whole, so that a run that is ended leaves what it has measured."""
+
+    def __init__(self, where: Machine, seconds: float, file: str | None) -> None:
+        self.where, self._seconds, self._file = where, seconds, file
+        self.failed: list[str] = []
+
+    def keep(self, name: str, rows: list[Row]) -> None:
+        self.failed += [f"{r['name']}: {r['error']}" for r in rows if "error" in r]
+        if self._file:
+            save(self._file, {name: rows})
+
+    def measure(self, peers: list[Peer], found: Windows, batches: tuple[int, ...] = BATCHES) -> list[Row]:
+        return [
+            measured(peer, replace(found, batch_size=batch), self.where, self._seconds)
+            for batch in batches
+            for peer in peers
+        ]
+
+
+def machine_parts(run: Run, only: list[str]) -> None:
+    """What all ratios are of, and what a process meets once."""
+    ceilings = run.where.measure_ceilings()
+    show("Ceilings", ceilings)
+    run.keep("Ceilings", ceilings)
+    if "first" in only:
+        try:
+            steps = first_batches()
+        except RuntimeError as error:
+            run.failed.append(f"{COLD}: {error}")
+        else:
+            show(COLD, steps)
+            run.keep(COLD, steps)
+
+
+def shapes(run: Run, only: list[str], sizes: list[int]) -> None:
+    """All peers in the main shape, and some in the others; bars are made once for all windows."""
+    device, others = run.where.device, [n for n in COLUMNS if n != MAIN[1]]
+    grids: dict[int, list[Row]] = {nbytes: [] for nbytes in sizes}
+    for n_columns, nbytes in itertools.product((MAIN[1], *others), sizes):
+        is_main, is_large = n_columns == MAIN[1], nbytes == sizes[-1]
+        if not ("grid" in only or (is_main and {"main", "fused"} & set(only))):
+            continue
+        pack = bars(nbytes, n_columns)
+        for window in sorted(WINDOWS, key=lambda one: one != MAIN[0]):
+            found = Windows.find(pack, window, device)
+            if (window, n_columns) == MAIN:
+                if "main" in only:
+                    rows = run.measure(everybody(device, is_large), found)
+                    run.keep(title(f"{window} x {n_columns}", nbytes), beside_copy(rows) if device == "cpu" else rows)
+                if "fused" in only and is_large:
+                    run.keep("Fused", run.measure(fused(device), found, BATCHES[-1:]))
+            elif "grid" in only:
+                grids[nbytes] += run.measure(strongest(device), found)
+    for nbytes, rows in grids.items():
+        if rows:
+            run.keep(title("Other shapes", nbytes), rows)
+
+
 def title(shape: str, nbytes: int) -> str:
     return f"{shape}, {nbytes // MIB} MiB of rows"
 
@@ -239,52 +230,26 @@ def title(shape: str, nbytes: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
-    parser.add_argument("--only", choices=("main", "grid", "fused", "first"), action="append", help="some parts")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="a part; may be given again [all; on the CPU main]"
+    )
     parser.add_argument("--seconds", type=float, default=0.3, help="of each measurement [%(default)s]")
     parser.add_argument("--small", type=int, help="MiB of the rows in the cache [32, on the CPU 8]")
     parser.add_argument("--large", type=int, default=512, help="MiB of the rows beyond the cache [%(default)s]")
     parser.add_argument("--no-save", action="store_true", help="leave the result file as it is")
     options = parser.parse_args()
+    started = time.perf_counter()
     device = ("cuda" if count_devices() else "cpu") if options.device == "auto" else options.device
-    where, failed = Machine(device), []
-    tables: dict[str, list[Row]] = {}
-    only = options.only or (["main", "grid", "fused", "first"] if device == "cuda" else ["main"])
-    sizes = [(options.small or (32 if device == "cuda" else 8)) * MIB, options.large * MIB]
-    print(machine())
+    only = options.only or (list(PARTS) if device == "cuda" else ["main"])
+    file = "serve" if device == "cuda" else "serve_cpu"
+    run = Run(Machine(device), options.seconds, None if options.no_save else file)
+    print(machine(), flush=True)
     if device == "cuda":
-        tables["Ceilings"] = where.measure_ceilings()
-        show("Ceilings", tables["Ceilings"])
-    if "first" in only and device == "cuda":
-        try:
-            tables[COLD] = first_batches()
-        except RuntimeError as error:
-            failed.append(f"{COLD}: {error}")
-        else:
-            show(COLD, tables[COLD])
-    window, main_columns = MAIN
-    for n_columns, nbytes in itertools.product(COLUMNS, sizes):
-        is_main = n_columns == main_columns
-        if not ("grid" in only or (is_main and {"main", "fused"} & set(only))):
-            continue
-        pack, what = bars(nbytes, n_columns), (device, nbytes == sizes[1])
-        if is_main and "main" in only:
-            rows = [measured(peer, w, where, options.seconds) for w in cells(pack, (window,), device)
-                    for peer in everybody(*what)]  # fmt: skip
-            tables[title(f"{window} x {n_columns}", nbytes)] = rows if device == "cuda" else beside_copy(rows)
-        if is_main and "fused" in only and nbytes == sizes[1]:
-            w = replace(Windows.find(pack, window, device), batch_size=BATCHES[-1])
-            tables["Fused"] = [measured(peer, w, where, options.seconds) for peer in fused(device)]
-        if "grid" in only:
-            others = tuple(one for one in WINDOWS if not (is_main and one == window))
-            rows = [measured(peer, w, where, options.seconds) for w in cells(pack, others, device)
-                    for peer in strongest(device)]  # fmt: skip
-            tables.setdefault(title("Other shapes", nbytes), []).extend(rows)
-        del pack
-    if not options.no_save:
-        print("\nwritten:", save("serve" if device == "cuda" else "serve_cpu", tables))
-    failed += [f"{r['name']}: {r['error']}" for rows in tables.values() for r in rows if "error" in r]
-    if failed:
-        sys.exit("\n  ".join([f"{len(failed)} failed:", *failed]))
+        machine_parts(run, only)
+    shapes(run, only, [(options.small or (32 if device == "cuda" else 8)) * MIB, options.large * MIB])
+    print(f"\n{time.perf_counter() - started:.0f} s" + ("" if options.no_save else f", written: {RESULTS / file}.json"))
+    if run.failed:
+        sys.exit("\n  ".join([f"{len(run.failed)} failed:", *run.failed]))
 
 
 if __name__ == "__main__":
