@@ -38,10 +38,10 @@ def panels() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """
     for name, choose in (("serve", max), ("serve_cpu", min)):
         path = RESULTS / f"{name}.json"
-        if not path.exists():
-            continue
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"tables": {}}
         mains = {title: rows for title, rows in result["tables"].items() if title.startswith(SHAPE)}
+        if not mains:
+            continue
         title = choose(mains, key=lambda one, mains=mains: mains[one][0]["rows_nbytes"])
         where = result["machine"]["gpu"] if name == "serve" else f"CPU, {result['machine']['cores']} cores"
         yield f"{where}: windows of {title}", mains[title]
