@@ -175,7 +175,10 @@ def fill(text: str) -> str:
     def write(match: re.Match[str]) -> str:
         path = ROOT / "benchmarks" / "results" / f"{match['file']}.json"
         result = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"tables": {}}
-        if match["title"] == "machine" and "machine" in result:
+        if match["title"] == "picture":
+            drawn = (ROOT / "docs" / "serving.svg").exists()
+            body = "![samples a second against batch size](docs/serving.svg)\n" if drawn else "Not drawn yet.\n"
+        elif match["title"] == "machine" and "machine" in result:
             body = machine(result["machine"])
         elif match["title"] not in result["tables"]:
             body = "Not measured yet.\n"
