@@ -29,7 +29,8 @@ from random_bars import random_bars
 from rivals import everybody, fused, strongest
 
 from stager import ReadOptions
-from stager.batches.devices import count_devices
+from stager.batches.devices import check_cuda, count_devices
+from stager.errors import DeviceError
 from stager.packs.layout import Pack
 from stager.packs.packing import pack_in_memory
 
@@ -240,6 +241,11 @@ def main() -> None:
     options = parser.parse_args()
     started = time.perf_counter()
     device = ("cuda" if count_devices() else "cpu") if options.device == "auto" else options.device
+    if device == "cuda":
+        try:
+            check_cuda(0)
+        except DeviceError as error:
+            sys.exit(str(error))
     only = options.only or (list(PARTS) if device == "cuda" else ["main"])
     file = "serve" if device == "cuda" else "serve_cpu"
     run = Run(Machine(device), options.seconds, None if options.no_save else file)
