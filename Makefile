@@ -56,6 +56,9 @@ bench: setup  ## measure on this machine; results in benchmarks/results
 	$(PY) benchmarks/stage.py
 	$(PY) benchmarks/arena.py
 	$(PY) benchmarks/samples.py
+	$(PY) benchmarks/serve.py
+	$(PY) benchmarks/serve.py --device cpu
+	$(PY) benchmarks/plot.py
 	$(PY) benchmarks/tables.py
 
 clean:  ## remove what the other targets made
