@@ -71,23 +71,35 @@ struct Next {
     Samples samples;
 };
 
-// The address of a sample's window; its targets are copied. Past the end of an epoch positions begin again and are not
-// valid; past the last order nothing is known.
-__device__ __forceinline__ u64 look_up(const Next &next, i64 epoch, i64 batch, i64 i) {
-    const i64 position = batch * next.stride + next.offset + i, n_targets = next.samples.n_targets;
-    const bool known = epoch < next.n_orders;
-    const Order *__restrict__ order = next.orders + (known ? epoch : 0);
-    next.valid[i] = known && position < order->n;
-    u64 address = next.nothing;
-    const float *from = (const float *)next.nothing;
-    if (known) {
-        const i64 sample = sample_at(*order, position < order->n ? position : position % order->n);
-        const i64 row = row_of(next.samples, sample);
-        address = address_of(next.samples, row);
-        from = next.samples.target + row * n_targets;
+// Where a sample of a batch lies; the row is -1 past the last order, where nothing is known. Past the end of an epoch
+// positions begin again and are not valid.
+struct Found {
+    u64 address;
+    i64 row;
+};
+
+// By all threads of a warp for the same sample, where there are whole warps.
+template <bool by_warp>
+__device__ __forceinline__ Found look_up(const Next &next, i64 epoch, i64 batch, i64 i) {
+    const Samples &samples = next.samples;
+    if (epoch >= next.n_orders) return {next.nothing, -1};
+    const Order *__restrict__ order = next.orders + epoch;
+    const u64 base = samples.bases[0];
+    const i64 position = batch * next.stride + next.offset + i;
+    const i64 sample = sample_at(*order, position < order->n ? position : position % order->n);
+    const i64 span = by_warp ? find_span_by_warp(samples.span_ids, samples.n_spans, sample)
+                             : find_span(samples.span_ids, samples.n_spans, sample);
+    const i64 row = samples.span_rows[span] + (sample - samples.span_ids[span]), start = row - samples.reach + 1;
+    return {start < samples.base_rows ? base + (u64)start * samples.row_nbytes : address_of(samples, row), row};
+}
+
+// What else a sample has, by some lanes.
+__device__ __forceinline__ void tell(const Next &next, i64 epoch, i64 batch, i64 i, i64 row, int lane, int lanes) {
+    const i64 n_targets = next.samples.n_targets;
+    for (i64 k = lane; k < n_targets; k += lanes) {
+        next.y[i * n_targets + k] = row < 0 ? *(const float *)next.nothing : next.samples.target[row * n_targets + k];
     }
-    for (i64 k = 0; k < n_targets; ++k) next.y[i * n_targets + k] = known ? from[k] : *from;
-    return address;
+    if (lane == 0) next.valid[i] = row >= 0 && batch * next.stride + next.offset + i < next.orders[epoch].n;
 }
 
 // To be called when all threads of a block have read the cursor.
@@ -107,7 +119,9 @@ __device__ __forceinline__ void go_on(const Next &next, i64 epoch, i64 batch) {
 extern "C" __global__ void resolve_next(const Next next, u64 *__restrict__ addresses) {
     const i64 epoch = ((volatile Cursor *)next.cursor)->epoch, batch = ((volatile Cursor *)next.cursor)->batch;
     for (i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x; i < next.count; i += (i64)gridDim.x * blockDim.x) {
-        addresses[i] = look_up(next, epoch, batch, i);
+        const Found found = look_up<false>(next, epoch, batch, i);
+        addresses[i] = found.address;
+        tell(next, epoch, batch, i, found.row, 0, 1);
     }
     go_on(next, epoch, batch);
 }
@@ -176,14 +190,20 @@ __device__ __forceinline__ void copy_windows(
 // The batch at a cursor in one kernel: blockDim.y windows of a block are looked up and copied.
 template <typename V, typename... How>
 __device__ __forceinline__ void next_windows(const Next &next, V *__restrict__ out, int n, How... how) {
-    __shared__ u64 addresses[32];
+    __shared__ Found found[32];
     const i64 epoch = ((volatile Cursor *)next.cursor)->epoch, batch = ((volatile Cursor *)next.cursor)->batch;
     const i64 i = blockIdx.x * (i64)blockDim.y + threadIdx.y;
-    if (threadIdx.x == 0 && i < next.count) addresses[threadIdx.y] = look_up(next, epoch, batch, i);
-    go_on(next, epoch, batch);
-    if (i < next.count) {
-        copy_window(addresses[threadIdx.y], out + i * n, n, (int)threadIdx.x, (int)blockDim.x, how...);
+    const int lane = (int)threadIdx.x, lanes = (int)blockDim.x;
+    if (i < next.count && lanes % 32 == 0 && lane < 32) {
+        const Found mine = look_up<true>(next, epoch, batch, i);
+        if (lane == 0) found[threadIdx.y] = mine;
+    } else if (i < next.count && lanes % 32 && lane == 0) {
+        found[threadIdx.y] = look_up<false>(next, epoch, batch, i);
     }
+    go_on(next, epoch, batch);
+    if (i >= next.count) return;
+    copy_window(found[threadIdx.y].address, out + i * n, n, lane, lanes, how...);
+    tell(next, epoch, batch, i, found[threadIdx.y].row, lane, lanes);
 }
 
 #define COPY(NAME, V, ...)                                                                                           \

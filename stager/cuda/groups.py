@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import cupy
@@ -25,7 +25,7 @@ from stager.errors import CaptureActiveError, StagingMemoryError
 # Of a group: a part of the device's memory, within bounds. The first are smaller, so that the first batch comes soon.
 _SHARE = 256
 _LEAST_NBYTES, _MOST_NBYTES = 16 << 20, 512 << 20
-_FIRST_NBYTES = 8 << 20
+_FIRST_NBYTES, _GROWTH = 8 << 20, 4
 _ALIGNMENT = 256
 _MOST_LAYOUTS = 64
 # Of groups that a few kept batches hold; then batches come as copies, and one that is kept holds itself alone.
@@ -111,23 +111,27 @@ class Group:
 
     def split(self, export: Export, reuse: bool) -> Iterator[tuple[Any, ...]]:
         """The arrays of each batch."""
-        layout = (tuple(self._fields), tuple(self.sizes)) if reuse else None
+        size, n = self.sizes[0], len(self.sizes)
+        if not reuse or any(one != size for one in self.sizes[:-1]):
+            self.slot.drop()
+            return self._make(export, 0, n)
+        n_full = n - (self.sizes[-1] != size)
+        layout = tuple(self._fields), tuple(self._offsets), size
         kept = self.slot.kept(layout)
-        if kept is not None:
-            return iter(kept)
-        pointer = cupy.cuda.MemoryPointer(self.slot.memory, 0)
+        if len(kept) < n_full:
+            kept = [*kept, *self._make(export, len(kept), n_full)]
+            self.slot.keep(layout, kept)
+        return chain(islice(kept, n_full), self._make(export, n_full, n))
+
+    def _make(self, export: Export, first: int, stop: int) -> Iterator[tuple[Any, ...]]:
+        """The arrays of batches ``first : stop`` of the group."""
+        before, sizes = sum(self.sizes[:first]), self.sizes[first:stop]
         made = [
-            export.split(pointer + offset, field, self.sizes)
+            export.split(cupy.cuda.MemoryPointer(self.slot.memory, offset + before * field.nbytes), field, sizes)
             for field, offset in zip(self._fields, self._offsets, strict=True)
         ]
-        batches = zip(*(arrays for arrays, _ in made), strict=True)
         self.slot.n_handed = sum(n for _, n in made)
-        if not reuse:
-            return batches
-        listed = list(batches)
-        del made, batches, pointer
-        self.slot.keep(layout, listed)
-        return iter(listed)
+        return zip(*(arrays for arrays, _ in made), strict=True)
 
 
 class Groups:
@@ -225,14 +229,14 @@ class Groups:
             gather.close()
 
     def _spans(self, schedule: Schedule, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        """First and last batch of each group, and the bytes of a full group."""
+        """First and last batch of each group, and the samples of a full group."""
         batch_nbytes = schedule.typical_size * self._sample_nbytes
         full = min(max(1, self._gatherer.group_nbytes // batch_nbytes), stop - first)
-        n, nbytes = max(1, _FIRST_NBYTES // batch_nbytes), self._layout(full * schedule.typical_size)[1]
+        n = max(1, _FIRST_NBYTES // batch_nbytes)
         while first < stop:
             end = min(first + min(n, full), stop)
-            yield first, end, nbytes
-            first, n = end, 2 * n
+            yield first, end, full * schedule.typical_size
+            first, n = end, _GROWTH * n
 
     def _layout(self, count: int) -> tuple[list[int], int]:
         """Where the fields, and then the scratch of each gather, begin in a group of `count` samples; its bytes."""
@@ -252,15 +256,16 @@ class Groups:
         """Queue the gather of a group."""
         if span is None:
             return None
-        first, stop, nbytes = span
+        first, stop, full = span
         edges = schedule.offsets(first, stop)
         count = int(edges[-1])
-        offsets, needed = self._layout(count)
+        # As of a full group, so that batches lie at the same places in all.
+        offsets, nbytes = self._layout(max(count, full))
         n_fields = len(self._fields)
         with self._gatherer.device:
             events = GroupEvents()
             events.queued.record(self._gatherer.stream)
-            slot = self._slots.take(max(nbytes, needed))
+            slot = self._slots.take(nbytes)
             nvtx.RangePush(f"stager: gather {count} samples")
             try:
                 group = Group(slot, self._fields, offsets[:n_fields], (edges[1:] - edges[:-1]).tolist(), events)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 
@@ -38,7 +38,7 @@ class Slot:
         self.memory, self.nbytes = memory, nbytes
         self.streams: dict[Any, Any] = {}
         self.n_handed = 0
-        self._kept: tuple[Any, Sequence[tuple[Any, ...]], list[int]] | None = None
+        self._kept: tuple[Any, list[tuple[Any, ...]], list[int]] | None = None
         self._at_rest = 0
 
     def rest(self) -> None:
@@ -60,18 +60,23 @@ class Slot:
         """It is held by less than half of what was handed out, as far as that is known."""
         return not self.is_free and (self.n_handed == 0 or 2 * self.n_alive < self.n_handed)
 
-    def keep(self, layout: Any, batches: Sequence[tuple[Any, ...]]) -> None:
+    def kept(self, layout: Any) -> list[tuple[Any, ...]]:
+        """The arrays that are kept of a layout; those of another are dropped. The slot is free."""
+        if self._kept is not None and self._kept[0] == layout:
+            return self._kept[1]
+        self.drop()
+        return []
+
+    def keep(self, layout: Any, batches: list[tuple[Any, ...]]) -> None:
         """Keep a layout's arrays, which nothing else refers to yet, to hand out the same objects again."""
         self._kept = layout, batches, _references(batches)
         self.rest()
 
-    def kept(self, layout: Any) -> Sequence[tuple[Any, ...]] | None:
-        """The arrays kept for a layout; those of another are dropped. The slot is free."""
-        if self._kept is not None and self._kept[0] == layout:
-            return self._kept[1]
-        self._kept = None
-        self.rest()
-        return None
+    def drop(self) -> None:
+        """Keep no arrays. The slot is free."""
+        if self._kept is not None:
+            self._kept = None
+            self.rest()
 
 
 class Slots:
@@ -133,7 +138,7 @@ class Slots:
             self._idle.append(self._returned.popleft())
 
 
-def _references(batches: Sequence[tuple[Any, ...]]) -> list[int]:
+def _references(batches: list[tuple[Any, ...]]) -> list[int]:
     """References to arrays and to their pointers, which views of them share."""
     arrays = [array for batch in batches for array in batch]
     return [sys.getrefcount(array) for array in arrays] + [sys.getrefcount(array.data) for array in arrays]
