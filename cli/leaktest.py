@@ -22,7 +22,8 @@ def leaktest(pack: str, config: str, decisions: int, seed: int, as_json: bool) -
     """Alter, delete and delay the bars after some decisions of PACK, rebuild everything that the configuration makes of
     them, and check that nothing decided before has changed. Exits with 1 if a leak is found.
 
-    PACK is of the bars that the configuration's table [derive] begins with. Nothing is staged, and no GPU is needed.
+    PACK is of the bars that the configuration's tables [derive] and [panel] begin with. Nothing is staged, and no GPU
+    is needed.
     """
     report = leaktest_of(pack, config, decisions=decisions, seed=seed)
     if as_json:

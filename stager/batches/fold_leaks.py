@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from stager.batches.leaks import Built, Findings, Samples, stamp
+from stager.batches.built import Built, Places
+from stager.batches.leaks import Findings, stamp
 from stager.packs.layout import Pack
 from stager.samples.folds import FoldSamples, cut_folds, in_time
 from stager.samples.normalize import FITTED
@@ -16,14 +17,16 @@ def check_folds(now: Built, found: Findings) -> int:
     request = now.request
     if request.split is None:
         return 0
-    pack, index = now.pack, now.samples(request.target, request.normalize).index
+    pack, index = now.find(request.target, request.normalize)
     folds = cut_folds(pack, index, None if index.y is None else index.known_at, request.split)
     for fold in folds:
         _check_statistics(pack, fold, found)
         tests = in_time(pack, index, fold)
-        train, test = Samples(pack, fold.train), Samples(pack, index, tests.rows_between(0, tests.n_samples))
-        order, ends = np.argsort(test.decisions, kind="stable"), train.label_ends()
-        latest = np.maximum.accumulate(test.label_ends()[order])
+        train, test = (Places.of_rows(pack, part.rows_between(0, part.n_samples)) for part in (fold.train, tests))
+        # Without labels a sample ends with its decision.
+        ends, tested = (some.decisions if index.y is None else index.known_at(some.rows) for some in (train, test))
+        order = np.argsort(test.decisions, kind="stable")
+        latest = np.maximum.accumulate(tested[order])
         # Of the tests that are decided before a training label ends, the last label end.
         n_before = np.searchsorted(test.decisions[order], ends, side="left")
         overlap = (n_before > 0) & (latest[np.maximum(n_before, 1) - 1] > train.decisions)
@@ -42,7 +45,7 @@ def _check_statistics(pack: Pack, fold: FoldSamples, found: Findings) -> None:
     index = fold.train.refit(pack)
     if index.fitted is None or index.methods is None:
         return
-    train = Samples(pack, index)
+    train = Places.of_rows(pack, index.rows_between(0, index.n_samples))
     for place in np.flatnonzero(index.methods == FITTED):
         column = int(place) if index.columns is None else int(index.columns[place])
         values = pack.rows[train.rows, column].astype(np.float64)

@@ -15,15 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from stager.batches.built import Built, Chosen, Prepare, Request
 from stager.batches.configured import read_configuration
 from stager.batches.fold_leaks import check_folds
-from stager.batches.leaks import Built, Chosen, Findings, Leak, Prepare, Request, compare, stamp
+from stager.batches.leaks import Change, Findings, Leak, compare, stamp
 from stager.batches.resident import PackSource, as_pack
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples.changes import CHANGES
 from stager.samples.labelling import Targets
 from stager.samples.normalize import Normalize, as_normalize
+from stager.samples.panel import Panel
 from stager.samples.schemes import Scheme, read_scheme
 from stager.samples.select import Select
 
@@ -82,6 +84,7 @@ def leaktest(
     select: Chosen = Select(),  # noqa: B008 - frozen
     normalize: str | Normalize = "none",
     prepare: Prepare = None,
+    panel: Panel | None = None,
     split: Scheme | None = None,
     decisions: int = 8,
     seed: int = 0,
@@ -97,7 +100,11 @@ def leaktest(
     select : Select or callable
         A function of the prepared pack, if you choose by what is in it.
     prepare : Derive or callable, optional
-        What you make of the bars before a Stager serves them: a recipe, or a function from a Pack to a Pack.
+        What you make of the bars before a Stager serves them: a recipe, or a function from a Pack to a Pack, which
+        may be a panel.
+    panel : Panel, optional
+        How all symbols are then set side by side. What each instant shows of each symbol, the mask and which symbols
+        are served are compared too.
     split : WalkForward, PurgedKFold or Combinatorial, optional
         Folds whose training labels are checked against their tests, and whose fitted statistics against their training.
     decisions : int
@@ -112,24 +119,29 @@ def leaktest(
     Raises
     ------
     SampleError
-        If the request leaves no sample.
+        If the request leaves no sample, or the source is a panel.
     BarsError, PackError
         As :func:`stager.stage`.
     """
     if isinstance(decisions, bool) or not isinstance(decisions, (int, np.integer)) or decisions < 1:
         raise SampleError(f"decisions is {decisions!r}; it must be an integer of at least 1")
     bars = as_pack(source)
-    request = Request(window, target, select, as_normalize(normalize), prepare, split)
+    if bars.manifest.panel is not None:
+        raise SampleError(
+            "the pack is a panel; give the bars that it was made of, and how: panel=Panel(...), or [panel] in a "
+            "configuration"
+        )
+    request = Request(window, target, select, as_normalize(normalize), prepare, panel, split)
     now = Built(bars, request, strict=True)
     rng = np.random.default_rng(seed)
-    instants = np.unique(now.inputs.decisions)
+    instants = np.unique(now.samples.decisions)
     drawn = np.sort(rng.choice(instants, min(decisions, len(instants)), replace=False))
     found = Findings()
     for instant in drawn:
         for name, change in CHANGES.items():
             later = change(bars, int(instant), rng)
             if later is not None:
-                compare(now, _rebuilt(later, request), int(instant), name, rng, found)
+                compare(now, _rebuilt(later, request), Change(int(instant), name, rng, found))
     n_folds = check_folds(now, found)
     return LeakReport(
         tuple(drawn.view("datetime64[ns]")),
@@ -148,7 +160,7 @@ def leaktest_of(source: PackSource, config: str | Path, *, decisions: int = 8, s
     Parameters
     ----------
     source : Pack, path, or pyarrow.Table
-        The bars that ``[derive]`` begins with.
+        The bars that ``[derive]`` and ``[panel]`` begin with.
     config : str or Path
         As in :meth:`stager.Stager.from_config`; its own source is not used.
     decisions, seed : int
@@ -159,24 +171,20 @@ def leaktest_of(source: PackSource, config: str | Path, *, decisions: int = 8, s
     ConfigError, SampleError, BarsError, PackError
     """
     told = read_configuration(config, {"source": source})
-    if told.panel is not None:
-        raise SampleError(
-            f"{config}: a panel only sets the bars of [derive] side by side; leave [panel] out, and the leak test "
-            f"looks at what it is made of"
-        )
     arguments = {name: told.arguments[name] for name in ("window", "target", "select", "normalize")
                  if name in told.arguments}  # fmt: skip
     return leaktest(
-        told.source, **arguments, prepare=told.recipe, split=read_scheme(config), decisions=decisions, seed=seed
-    )
+        told.source, **arguments, prepare=told.recipe, panel=told.panel, split=read_scheme(config), decisions=decisions,
+        seed=seed,
+    )  # fmt: skip
 
 
-def _rebuilt(bars: Pack, request: Request) -> Built | None:
-    """None where the changed bars leave no sample at all."""
+def _rebuilt(bars: Pack, request: Request) -> Built | SampleError:
+    """An error where the changed bars leave no sample at all."""
     try:
-        return Built(bars, request)
-    except SampleError:
-        return None
+        return Built(bars, request.without_the_vanished(bars))
+    except SampleError as error:
+        return error
 
 
 def _warnings(bars: Pack) -> Iterator[str]:

@@ -23,19 +23,32 @@ from stager import (
     Feature,
     Labels,
     Normalize,
+    Panel,
     PurgedKFold,
     ReadOptions,
     Select,
     Target,
     TimeFrame,
 )
-from stager.batches import fold_leaks, leaks
+from stager.batches import fold_leaks
+from stager.batches.built import Request
 from stager.batches.leaktest import leaktest
 from stager.cli import main
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.packs.packing import pack_in_memory
+from stager.samples import panel_index
 from stager.samples.index import SampleIndex
+from stager.samples.panel_index import PanelIndex
+
+SESSION = "00:05-02:10 UTC"
+UNIVERSE = pa.table(
+    {
+        "symbol": ["A", "B", "C"],
+        "start": pa.array(START + np.array([0, 60, 20]) * MINUTE, pa.timestamp("ns", "UTC")),
+        "end": pa.array([START + 120 * MINUTE, None, None], pa.timestamp("ns", "UTC")),
+    }
+)
 
 
 def bars(seed: int = 3, n: int = 160, symbols: str = "ABC") -> Pack:
@@ -279,6 +292,168 @@ def test_a_look_back_beyond_the_declared_one_is_no_leak_of_the_future():
     assert not leaktest(bars(), window=4, prepare=Derive([back]), decisions=4).leaks
 
 
+def test_tables_about_symbols_that_come_later_are_no_leak():
+    """What is deleted takes all bars of B with it, and then nothing is known of the only symbol that has a split."""
+    pack = bars()
+    split = pa.table(
+        {"symbol": ["B"], "time": pa.array([START + 90 * MINUTE], pa.timestamp("ns", "UTC")), "ratio": [2]}
+    )
+    for arguments in (
+        {"select": Select(splits=split)},
+        {"select": Select(rolls=split), "panel": Panel(["C", "B"])},
+        {"prepare": Derive(["log_return"], splits=split, rolls=split)},
+    ):
+        report = leaktest(pack, window=4, decisions=12, **arguments)
+        assert report.decisions[0] < np.datetime64(START + 30 * MINUTE, "ns")  # before B is listed
+        assert report.leaks == ()
+
+
+# ------------------------------------------------------------------------------------------------------- panels
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(
+    seed=st.integers(0, 2**32),
+    side_by_side=st.sampled_from(
+        [Panel(), Panel(["C", "A", "B"], columns=["close", "volume"]), Panel(["B", "A"]), Panel(session=SESSION)]
+    ),
+    cap=st.sampled_from([None, 2, 40]),
+    target=st.sampled_from(
+        [
+            None,
+            Target(horizon=3),
+            [Target(horizon=2, kind="direction"), Target(horizon=5, scale="volatility", scale_window=4)],
+            Target(horizon=2, scale="rank"),
+            Target(horizon=1, delay=0, across_gaps="allow"),
+        ]
+    ),
+    select=st.sampled_from(
+        [
+            Select(max_gap=3),
+            Select(stride=3, max_gap=1, min_history=20),
+            Select(symbols=["A", "B"], columns=["volume", "close"]),
+            Select(universe=UNIVERSE, allow_filled=True),
+        ]
+    ),
+    split=st.sampled_from([None, PurgedKFold(3), Combinatorial(4, 2, embargo="0min")]),
+)
+def test_an_honest_panel_has_no_leak(seed, side_by_side, cap, target, select, split):
+    recipe = None
+    if cap is not None and side_by_side.columns is None:
+        recipe = Derive(["log_return", TimeFrame("5min", ["close"])], fill="previous", cap=cap)
+    try:
+        report = leaktest(
+            bars(seed), window=4, target=target, select=select, prepare=recipe, panel=side_by_side, split=split,
+            decisions=2, seed=seed,
+        )  # fmt: skip
+    except SampleError as error:
+        assert "no sample" in str(error) or "fold" in str(error) or "block" in str(error)  # noqa: PT017
+        return
+    assert report.leaks == ()
+    assert report.n_windows > 0
+    assert (report.n_folds > 0) == (split is not None)
+
+
+def test_labels_of_a_panel_are_compared_by_symbol():
+    report = leaktest(bars(), window=4, target=Target(horizon=2), panel=Panel(), decisions=5, seed=1)
+    assert report.leaks == ()
+    assert report.n_labels > 1.5 * report.n_samples > 0
+
+
+def test_a_fill_that_knows_the_delisting_is_found_in_a_panel():
+    """Between two bars of a symbol it was halted and is filled; behind its last one it is not, for it was delisted."""
+
+    def filled(pack: Pack) -> Pack:
+        axis = np.unique(pack.times)
+        tables = []
+        for symbol, first, n in zip(pack.symbols, pack.first_rows, pack.counts, strict=True):
+            times, close = pack.times[first : first + n], pack.column("close")[first : first + n]
+            listed = axis[(axis >= times[0]) & (axis <= times[-1])]
+            close = close[np.searchsorted(times, listed, side="right") - 1]
+            tables.append(bar_table({symbol: ((listed - START) // MINUTE).tolist()}, close=close))
+        return stager.panel(pack_in_memory(pa.concat_tables(tables), ReadOptions(interval="1min")), Panel())
+
+    report = leaktest(bars(n=300), window=4, prepare=filled, decisions=30)
+    assert kinds(report) >= {"input"}
+    assert any("mask" in leak.text and leak.change == "deleted" for leak in report.leaks)
+
+
+def test_a_mask_of_a_panel_that_knows_the_delisting_is_found(monkeypatch):
+    """Every place up to a symbol's last bar counts as observed, so the mask says that more is to come."""
+    honest = panel_index._there
+
+    def listed(pack: Pack, names: list[str], needed: list[str], *, filled: bool) -> np.ndarray:
+        there = honest(pack, names, needed, filled=filled)
+        return there if filled else np.flip(np.maximum.accumulate(np.flip(there, 0)), 0)
+
+    monkeypatch.setattr(panel_index, "_there", listed)
+    report = leaktest(bars(), window=4, panel=Panel(), decisions=8)
+    assert kinds(report) == {"input"}
+    assert all(leak.text.startswith("mask of ") for leak in report.leaks)
+    assert {leak.change for leak in report.leaks} >= {"deleted"}
+    assert {leak.symbol for leak in report.leaks} <= {"A", "B", "C", "C~"}
+
+
+def test_a_panel_aligned_by_position_is_found():
+    """Symbols set side by side from their last bars back, so that rows are no instants."""
+
+    def aligned(pack: Pack) -> Pack:
+        times = pack.times[: int(pack.counts[0])]  # of A
+        tables = []
+        for symbol, first, n in zip(pack.symbols, pack.first_rows, pack.counts, strict=True):
+            kept = min(n, len(times))
+            close = pack.column("close")[first + n - kept : first + n]
+            tables.append(bar_table({symbol: ((times[-kept:] - START) // MINUTE).tolist()}, close=close))
+        return stager.panel(pack_in_memory(pa.concat_tables(tables), ReadOptions(interval="1min")), Panel())
+
+    report = leaktest(bars(), window=4, select=Select(max_gap=5), prepare=aligned, decisions=6)
+    assert "input" in kinds(report)
+
+
+def test_a_universe_of_survivors_is_found_in_a_panel():
+    def survivors(pack: Pack) -> Select:
+        last = {symbol: np.isfinite(pack.column(f"{symbol}.close")).nonzero()[0][-1] for symbol in "ABC" if
+                f"{symbol}.close" in pack.columns}  # fmt: skip
+        return Select(symbols=[symbol for symbol, place in last.items() if place == pack.n_rows - 1], max_gap=5)
+
+    report = leaktest(bars(), window=4, select=survivors, panel=Panel(), decisions=8)
+    assert kinds(report) == {"sample"}
+    assert any(leak.symbol in "ABC" for leak in report.leaks)
+
+
+def test_a_label_of_a_panel_that_is_known_later_than_it_says_is_found(monkeypatch):
+    honest = PanelIndex.label_ends
+
+    def early(index: PanelIndex, rows: np.ndarray) -> np.ndarray:
+        ends = honest(index, rows)
+        return np.where(ends == np.iinfo(np.int64).min, ends, ends - 2 * MINUTE)
+
+    monkeypatch.setattr(PanelIndex, "label_ends", early)
+    report = leaktest(bars(), window=4, target=Target(horizon=3), panel=Panel(), decisions=6)
+    assert "label" in kinds(report)
+    assert "said to be known by" in next(leak.text for leak in report.leaks if leak.kind == "label")
+
+
+def test_a_purge_one_bar_short_is_found_in_a_panel(monkeypatch):
+    honest = fold_leaks.cut_folds
+    arguments: dict[str, Any] = {
+        "window": 4, "target": Target(horizon=4), "panel": Panel(), "split": PurgedKFold(4, embargo="0min"),
+        "select": Select(max_gap=5), "decisions": 1,
+    }  # fmt: skip
+    assert not leaktest(bars(), **arguments).leaks
+    monkeypatch.setattr(
+        fold_leaks,
+        "cut_folds",
+        lambda pack, index, ends, scheme: honest(pack, index, lambda rows: ends(rows) - MINUTE, scheme),
+    )
+    assert kinds(leaktest(bars(), **arguments)) == {"fold"}
+
+
+def test_a_panel_itself_can_not_be_rebuilt():
+    with pytest.raises(SampleError, match="give the bars that it was made of"):
+        leaktest(stager.panel(bars(), Panel()), window=4)
+
+
 # ------------------------------------------------------------------------------------------------------ command
 
 CONFIG = """
@@ -312,6 +487,31 @@ def test_the_command_passes_an_honest_configuration(folder):
     assert "folds" in done.output
 
 
+def test_the_command_passes_an_honest_panel(folder):
+    (folder / "panel.toml").write_text(CONFIG + "[panel]\ncolumns = ['close', 'log_return']\n")
+    done = CliRunner().invoke(main, ["leaktest", "bars.pack", "--config", "panel.toml", "--decisions", "2", "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert told["leaks"] == []
+    assert told["n_folds"] == 3
+    assert told["n_windows"] > 0
+    assert told["n_labels"] > 0
+
+
+def test_the_command_finds_a_panels_leak(folder, monkeypatch):
+    (folder / "panel.toml").write_text(CONFIG + "[panel]\n")
+    honest = panel_index._there
+
+    def listed(pack: Pack, names: list[str], needed: list[str], *, filled: bool) -> np.ndarray:
+        there = honest(pack, names, needed, filled=filled)
+        return there if filled else np.flip(np.maximum.accumulate(np.flip(there, 0)), 0)
+
+    monkeypatch.setattr(panel_index, "_there", listed)
+    done = CliRunner().invoke(main, ["leaktest", "bars.pack", "--config", "panel.toml", "--decisions", "6"])
+    assert done.exit_code == 1
+    assert "mask of" in done.output
+
+
 def test_the_command_tells_programs(folder):
     done = CliRunner().invoke(main, ["leaktest", "bars.pack", "--config", "honest.toml", "--decisions", "2", "--json"])
     told = json.loads(done.stdout)
@@ -321,13 +521,13 @@ def test_the_command_tells_programs(folder):
 
 
 def test_the_command_ends_with_1_where_a_leak_is_found(folder, monkeypatch):
-    honest = leaks.Request.prepared
+    honest = Request.prepared
 
-    def scaled(request: leaks.Request, pack: Pack) -> Pack:
+    def scaled(request: Request, pack: Pack) -> Pack:
         made = honest(replace(request), pack)
         return column(made, "z", lambda pack: pack.column("close") / pack.column("close").max())
 
-    monkeypatch.setattr(leaks.Request, "prepared", scaled)
+    monkeypatch.setattr(Request, "prepared", scaled)
     done = CliRunner().invoke(main, ["leaktest", "bars.pack", "--config", "honest.toml", "--decisions", "2"])
     assert done.exit_code == 1
     assert "LEAK" in done.output

@@ -207,10 +207,3 @@ def test_a_panel_is_planned_before_it_is_made(folder: Path) -> None:
     with Stager.from_config(folder / "panel.toml", source=folder / "bars.pack", device="cpu") as st:
         batch = next(iter(st.batches()))
         assert batch.x.shape[1:] == (10, 2, 1)
-
-
-def test_the_leak_test_says_that_it_looks_at_the_bars_of_a_panel(folder: Path) -> None:
-    (folder / "panel.toml").write_text("[panel]\n[batches]\nwindow = 10\nbatch_size = 16\n")
-    result = CliRunner().invoke(main, ["leaktest", "bars.pack", "--config", "panel.toml"])
-    assert result.exit_code == 1
-    assert "leave [panel] out" in result.output
