@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from stager.bars.zones import Zone
 from stager.errors import SampleError
+from stager.samples.runs import rows_of
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -76,9 +77,7 @@ class Stretches:
     def beginnings(self, count: int) -> IntArray:
         """The first `count` rows of each stretch."""
         lengths = np.minimum(np.diff(self.first_rows, append=self.n_rows), min(count, self.n_rows))
-        offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        rows: IntArray = np.repeat(self.first_rows, lengths) + offsets
-        return rows
+        return rows_of(self.first_rows, lengths)
 
 
 def log_return(close: FloatArray, stretches: Stretches) -> FloatArray:

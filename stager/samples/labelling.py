@@ -13,7 +13,7 @@ from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples.labels import Labels, TableLabels
 from stager.samples.runs import Breaks, IntArray, Runs
-from stager.samples.scaling import across_symbols, last_of_instant
+from stager.samples.scaling import across_symbols
 from stager.samples.targets import MISSING, N_STATES, VALID, PriceLabels, StateArray, Target
 
 AnyTarget: TypeAlias = Target | Labels
@@ -107,12 +107,10 @@ def _compare(
     out: npt.NDArray[np.float32],
 ) -> LabelEnds:
     """Set the labels of the chosen rows in relation to those of the same instant; when those are all known."""
-    rows = np.flatnonzero(ok & ~np.isnan(out))
-    instants = pack.available_at(rows)
-    out.fill(np.nan)
-    out[rows] = across_symbols(exact[rows], instants, str(source.scale))
-    known = last_of_instant(source.ends(rows), instants)
-    return lambda asked: known[np.searchsorted(rows, asked)]
+    chosen = ok & ~np.isnan(out)
+    instants, known = across_symbols(pack, exact, chosen, str(source.scale), source.ends, out)
+    out[~chosen] = np.nan
+    return lambda asked: known[np.searchsorted(instants, pack.available_at(asked))]
 
 
 def count_states(state: StateArray, ok: npt.NDArray[np.bool_]) -> IntArray:

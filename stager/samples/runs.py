@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.threads import parallel
 from stager.packs.layout import Pack
 from stager.samples.sessions import Sessions
 
@@ -49,17 +50,20 @@ class Runs:
 
     def firsts_of(self, first: int, stop: int) -> IntArray:
         """(stop - first,) int64: for each of these rows the first row of its run."""
-        return self._spread(self.first_rows, first, stop)
+        firsts, ends = self._between(first, stop)
+        return np.repeat(firsts, np.minimum(ends, stop) - np.maximum(firsts, first))
 
-    def ends_of(self, first: int, stop: int) -> IntArray:
-        """(stop - first,) int64: for each of these rows the row after the last of its run."""
-        return self._spread(self.ends, first, stop)
+    def last_rows(self, first: int, stop: int, count: int) -> IntArray:
+        """(n,) int64: those of the rows ``first : stop`` that are among the last `count` of their run."""
+        firsts, ends = self._between(first, stop)
+        begins = np.maximum(np.maximum(firsts, ends - count), first)
+        return rows_of(begins, np.maximum(np.minimum(ends, stop) - begins, 0))
 
-    def _spread(self, facts: IntArray, first: int, stop: int) -> IntArray:
+    def _between(self, first: int, stop: int) -> tuple[IntArray, IntArray]:
+        """First rows and ends of the runs of these rows."""
         lo = int(np.searchsorted(self.first_rows, first, side="right")) - 1
         hi = int(np.searchsorted(self.first_rows, stop, side="left"))
-        firsts, ends = self.first_rows[lo:hi], self.ends[lo:hi]
-        return np.repeat(facts[lo:hi], np.minimum(ends, stop) - np.maximum(firsts, first))
+        return self.first_rows[lo:hi], self.first_rows[lo:hi] + self.counts[lo:hi]
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,14 @@ class Breaks:
         return Runs(first_rows, counts, self.missing[chosen], self.outside[chosen])
 
 
+def rows_of(first_rows: IntArray, counts: IntArray) -> IntArray:
+    """(n,) int64: the rows of some ranges, one range after the other."""
+    ends = np.cumsum(counts)
+    rows: IntArray = np.arange(int(ends[-1]) if len(ends) else 0)
+    rows += np.repeat(first_rows - (ends - counts), counts)
+    return rows
+
+
 def find_breaks(pack: Pack, sessions: Sessions | None = None, jumps: IntArray | None = None) -> Breaks:
     """Every place in the rows that a window may not span.
 
@@ -116,16 +128,19 @@ def find_breaks(pack: Pack, sessions: Sessions | None = None, jumps: IntArray | 
         missing.append(np.full(len(jumps), JUMP))
     begins = np.zeros(pack.n_rows + 1, bool)
     begins[pack.first_rows] = True
-    for first in range(1, pack.n_rows, _CHUNK_ROWS):
+
+    def look(first: int) -> tuple[IntArray, IntArray]:
         stop = min(first + _CHUNK_ROWS, pack.n_rows)
         steps = ticks(first - 1, stop) - 1
         if sessions is not None:
             session = sessions.of(pack.times[first - 1 : stop])
             steps[session[1:] != session[:-1]] = NEW_SESSION
         found = np.flatnonzero((steps > 0) & ~begins[first:stop])
-        if found.size:
-            rows.append(found + first)
-            missing.append(steps[found])
+        return found + first, steps[found]
+
+    for found, gaps in parallel(look, range(1, pack.n_rows, _CHUNK_ROWS)):
+        rows.append(found)
+        missing.append(gaps)
     all_rows, all_missing = np.concatenate(rows), np.concatenate(missing)
     order = np.lexsort((all_missing, all_rows))
     all_rows, all_missing = all_rows[order], all_missing[order]

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 from stager.bars.threads import parallel
+from stager.packs.layout import Pack
+from stager.samples.instants import distinct
+from stager.samples.runs import rows_of
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 
 # Values that are compared at once; their sort stays in the cache.
 _PART = 1 << 17
+# Symbols that a thread looks at in one go.
+_SYMBOLS = 256
 
 
 def trailing_volatility(prices: FloatArray, run_firsts: IntArray, first: int, window: int, kind: str) -> FloatArray:
@@ -56,78 +64,99 @@ def trailing_volatility(prices: FloatArray, run_firsts: IntArray, first: int, wi
     return sigma
 
 
-def across_symbols(values: FloatArray, instants: IntArray, how: str) -> FloatArray:
-    """Values in relation to the others of the same instant.
+def across_symbols(
+    pack: Pack,
+    values: FloatArray,
+    chosen: npt.NDArray[np.bool_],
+    how: str,
+    ends: Callable[[IntArray], IntArray],
+    out: npt.NDArray[np.float32],
+) -> tuple[IntArray, IntArray]:
+    """Values in relation to the others of the same decision instant, and when all of an instant are known.
 
     Parameters
     ----------
-    values : (n,) float64, finite
-    instants : (n,) int64
+    pack : Pack
+    values : (n_rows,) float64
+        Finite where chosen.
+    chosen : (n_rows,) bool
+        The rows that are compared.
     how : {"rank", "demean"}
         ``(rank - (m + 1) / 2) / m`` among the m values of the instant, with the mean rank for equal values; or the
         value less their mean.
+    ends : callable
+        Chosen rows -> when each of their values is known.
+    out : (n_rows,) float32
+        Written where chosen.
 
     Returns
     -------
-    (n,) float64
+    instants, known : (n_instants,) int64
+        Decision instants, ascending, and the last of the ends of each.
     """
-    found = np.empty(len(values))
 
-    def relate(part: IntArray) -> None:
-        found[part] = _within(values[part], instants[part], how)
+    def relate(bounds: tuple[IntArray, IntArray]) -> tuple[IntArray, IntArray]:
+        firsts, stops = bounds
+        rows = rows_of(firsts, stops - firsts)
+        rows = rows[chosen[rows]]
+        instants = pack.available_at(rows)
+        if not len(rows):
+            return rows, rows
+        moments = distinct(instants, pack.interval)
+        codes = np.searchsorted(moments, instants)
+        out[rows] = (_ranks if how == "rank" else _less_mean)(values[rows], codes, len(moments))
+        known = np.full(len(moments), np.iinfo(np.int64).min)
+        np.maximum.at(known, codes, ends(rows))
+        return moments, known
 
-    parallel(relate, _parts(instants))
-    return found
-
-
-def last_of_instant(ends: IntArray, instants: IntArray) -> IntArray:
-    """(n,) int64: the last of the ends that share an instant, for each of them."""
-    found = np.empty(len(ends), np.int64)
-
-    def look(part: IntArray) -> None:
-        order = np.argsort(instants[part], kind="stable")
-        groups = _edges(instants[part][order])
-        last = np.maximum.reduceat(ends[part][order], groups)
-        found[part[order]] = np.repeat(last, np.diff(groups, append=len(part)))
-
-    parallel(look, _parts(instants))
-    return found
+    parts = parallel(relate, _parts(pack))
+    moments, known = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return moments, known
 
 
-def _parts(instants: IntArray) -> list[IntArray]:
-    """Places, in parts that fit the cache; those of one instant in one part, each part in their order."""
-    n_parts = min(len(instants) // _PART + 1, 1 << 16)
-    some = np.sort(instants[:: max(1, len(instants) // (64 * n_parts))])
-    edges = np.unique(some[len(some) // n_parts :: max(1, len(some) // n_parts)])
-    # Sorted by radix, as its numbers are small.
-    parts = np.searchsorted(edges, instants, side="right").astype(np.min_scalar_type(len(edges)))
-    order = np.argsort(parts, kind="stable")
-    ends = np.cumsum(np.bincount(parts, minlength=len(edges) + 1))
-    return [part for part in np.split(order, ends[:-1]) if len(part)]
+def _parts(pack: Pack) -> list[tuple[IntArray, IntArray]]:
+    """All rows in parts that fit the cache, by time: of each part the first row of each symbol, and the row after the
+    last. Rows of one decision are in one part."""
+    # Bounds take no more memory than a number a row, however many symbols there are.
+    n_parts = max(1, min(pack.n_rows // _PART, pack.n_rows // len(pack.symbols)))
+    some = np.sort(pack.times[:: max(1, pack.n_rows // (64 * n_parts))])
+    decisions = np.unique(pack.interval.available(some[len(some) // n_parts :: max(1, len(some) // n_parts)]))
+    # Times that differ may lie in one month, so they are cut where a decision begins.
+    edges = pack.interval.opened(decisions)
+    bounds = np.empty((len(edges) + 2, len(pack.symbols)), np.int64)
+    bounds[0], bounds[-1] = pack.first_rows, pack.first_rows + pack.counts
+
+    def look(first: int) -> None:
+        for symbol in range(first, min(first + _SYMBOLS, len(pack.symbols))):
+            start, stop = int(bounds[0, symbol]), int(bounds[-1, symbol])
+            bounds[1:-1, symbol] = np.searchsorted(pack.times[start:stop], edges)
+            bounds[1:-1, symbol] += start
+
+    parallel(look, range(0, len(pack.symbols), _SYMBOLS))
+    return list(itertools.pairwise(bounds))
 
 
-def _within(values: FloatArray, instants: IntArray, how: str) -> FloatArray:
-    """:func:`across_symbols` of at least one value."""
-    order = np.lexsort((values, instants)) if how == "rank" else np.argsort(instants, kind="stable")
-    groups = _edges(instants[order])
-    sizes = np.diff(groups, append=len(values))
-    found = np.empty(len(values))
-    if how == "demean":
-        means = np.add.reduceat(values[order], groups) / sizes
-        found[order] = values[order] - np.repeat(means, sizes)
-        return found
+def _less_mean(values: FloatArray, codes: IntArray, n: int) -> FloatArray:
+    # Summed in the order of rows, however the rows are cut into parts.
+    means = np.bincount(codes, weights=values, minlength=n) / np.bincount(codes, minlength=n)
+    return values - means[codes]
+
+
+def _ranks(values: FloatArray, codes: IntArray, n: int) -> FloatArray:
+    order = np.argsort(values)
+    # By instant, and there by value: NumPy sorts numbers of 16 bits by counting.
+    order = order[np.argsort(codes[order].astype(np.min_scalar_type(n)), kind="stable")]
+    sizes = np.bincount(codes, minlength=n)
+    firsts = np.repeat(np.cumsum(sizes) - sizes, sizes)
     # Twice the mean rank of a stretch of equal values: its first and its last rank, counted from 1, added up.
-    place = np.arange(len(values)) - np.repeat(groups, sizes)
-    ties = _edges(instants[order], values[order])
-    lengths = np.diff(ties, append=len(values))
-    twice = np.repeat(2 * place[ties] + lengths + 1, lengths)
+    twice = 2 * (np.arange(len(values)) - firsts) + 2
+    ordered = values[order]
+    ties = (ordered[1:] == ordered[:-1]) & (firsts[1:] == firsts[:-1])
+    if ties.any():
+        stretches = np.append(0, np.flatnonzero(~ties) + 1)
+        lengths = np.diff(stretches, append=len(values))
+        twice = np.repeat(twice[stretches] + lengths - 1, lengths)
+    found = np.empty(len(values))
     sizes_of = np.repeat(sizes, sizes)
     found[order] = (twice - (sizes_of + 1)) / (2 * sizes_of)
     return found
-
-
-def _edges(*keys: npt.NDArray[np.generic]) -> IntArray:
-    """Where stretches of equal keys begin."""
-    changed = np.ones(len(keys[0]), bool)
-    changed[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return np.flatnonzero(changed)

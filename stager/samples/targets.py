@@ -182,7 +182,7 @@ class PriceLabels:
             with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
                 values /= sigma * np.sqrt(max(1, target.horizon))
             why[(why == VALID) & ~(np.isfinite(sigma) & (sigma > 0))] = NO_SCALE
-        why[np.arange(first, stop) + target.reach >= self._bounds.ends_of(first, stop)] = BEYOND_RUN
+        why[self._bounds.last_rows(first, stop, target.reach) - first] = BEYOND_RUN
         return values, why
 
     def ends(self, rows: IntArray) -> IntArray:

@@ -145,10 +145,13 @@ def test_equals_the_model(steps: dict[str, list[int]], max_gap: int, interval: s
         expected.append((first, row - first))
     assert run_list(pack, max_gap) == expected
     runs = find_breaks(pack).runs(max_gap)
-    ends = np.repeat(runs.ends, runs.counts)
+    firsts, ends = np.repeat(runs.first_rows, runs.counts), np.repeat(runs.ends, runs.counts)
     for start in range(0, pack.n_rows, 7):
         stop = min(start + 9, pack.n_rows)
-        assert np.array_equal(runs.ends_of(start, stop), ends[start:stop])
+        assert np.array_equal(runs.firsts_of(start, stop), firsts[start:stop])
+        for count in (0, 1, 3, 1 << 60):
+            last = [row for row in range(start, stop) if ends[row] - row <= count]
+            assert runs.last_rows(start, stop, count).tolist() == last
 
 
 def test_the_summary_counts_gaps() -> None:

@@ -11,16 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from bars_fixtures import DAY, MINUTE, START, memory_pack
+from bars_fixtures import DAY, MINUTE, START, bar_table, memory_pack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stager.bars.read import ReadOptions
 from stager.errors import SampleError
+from stager.packs.packing import pack_in_memory
 from stager.samples import labelling, scaling
 from stager.samples.index import SampleIndex, build_index
 from stager.samples.labels import Labels
 from stager.samples.plan import describe
-from stager.samples.scaling import across_symbols, last_of_instant
 from stager.samples.select import Select
 from stager.samples.targets import Target
 
@@ -226,27 +227,53 @@ def test_cross_sections_are_those_of_a_loop(data: st.DataObject) -> None:
             assert index.y[row] == np.float32((rank - (len(peers) + 1) / 2) / len(peers))
 
 
-@pytest.mark.parametrize("n", [0, 1, 5, 1000])
-@pytest.mark.parametrize("n_instants", [1, 3, 1000])
+@settings(deadline=None, max_examples=40)
+@given(
+    seed=st.integers(0, 2**32),
+    n_instants=st.integers(2, 300),
+    interval=st.sampled_from([("1min", MINUTE), ("1d", DAY), ("1mo", 31 * DAY)]),
+    off=st.booleans(),
+)
 def test_cross_sections_do_not_depend_on_how_they_are_cut(
-    monkeypatch: pytest.MonkeyPatch, n: int, n_instants: int
+    seed: int, n_instants: int, interval: tuple[str, int], off: bool
 ) -> None:
-    random = np.random.default_rng(n)
-    instants = random.integers(0, n_instants, n) * MINUTE
-    values, ends = random.integers(0, 9, n).astype(float), random.integers(0, 10**18, n)
+    """Months are stamped differently by symbol, and still are one instant; instants may lie off any grid."""
+    random = np.random.default_rng(seed)
+    name, unit = interval
+    n_instants = min(n_instants, 30) if name == "1mo" else n_instants
+    steps = {
+        symbol: sorted(random.choice(n_instants, random.integers(1, n_instants), replace=False).tolist())
+        for symbol in map(str, range(random.integers(1, 9)))
+    }
+    table = bar_table(steps, unit=unit, close=random.integers(1, 9, sum(map(len, steps.values()))).astype(float))
+    stamps, owners = table["time"].cast(pa.int64()).to_numpy(), table["symbol"].cast(pa.int64()).to_numpy()
+    if name == "1mo":
+        stamps = stamps + owners * DAY
+    elif off and name == "1min":
+        stamps = stamps + random.integers(0, 10**9, n_instants)[(stamps - START) // unit]
+    table = table.set_column(1, "time", pa.array(stamps).cast(pa.timestamp("ns", "UTC")))
+    pack = pack_in_memory(table, ReadOptions(interval=name))
     for how in ("rank", "demean"):
+        target = [Target(horizon=1), Target(horizon=1, delay=0, kind="value", scale=how)]
         found = []
-        for size in (1 << 17, 1, 7, 100):
-            monkeypatch.setattr(scaling, "_PART", size)
-            found.append((across_symbols(values, instants, how), last_of_instant(ends, instants)))
-        for one, last in found:
-            np.testing.assert_array_equal(one, found[0][0])
-            np.testing.assert_array_equal(last, found[0][1])
-            if n:
-                for moment in np.unique(instants):
-                    peers = instants == moment
-                    assert abs(one[peers].mean()) < 1e-9
-                    assert set(last[peers].tolist()) == {int(ends[peers].max())}
+        for size, symbols in ((1 << 17, 256), (1, 1), (7, 2), (100, 3)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(scaling, "_PART", size)
+                patch.setattr(scaling, "_SYMBOLS", symbols)
+                try:
+                    index = build_index(pack, 1, target, Select(max_gap=400))
+                except SampleError:
+                    return
+            assert index.y is not None
+            rows = served(index)
+            found.append((index.y[:, 1], index.label_ends(rows)[:, 1]))
+        for y, ends in found[1:]:
+            np.testing.assert_array_equal(y, found[0][0])
+            np.testing.assert_array_equal(ends, found[0][1])
+        decisions = pack.available_at(rows)
+        for moment in np.unique(decisions):
+            peers = rows[(decisions == moment) & ~np.isnan(index.y[rows, 1])]
+            assert abs(float(index.y[peers, 1].mean(dtype=np.float64)) if len(peers) else 0.0) < 1e-5
 
 
 def test_a_label_of_a_cross_section_is_known_when_all_of_it_is() -> None:
