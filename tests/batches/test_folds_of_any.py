@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager import Combinatorial, Labels, PurgedKFold, Select, Stager, Target, WalkForward
+from stager.errors import SampleError
 
 STEPS = {"B": [*range(80), *range(83, 150)], "A": range(90), "C": [*range(5), *range(7, 160)]}
 SCHEMES = (WalkForward(3), PurgedKFold(4), Combinatorial(4, 2, embargo="6min"))
 
 
-def facts_of(part):
-    batches = list(part.batches(1))
+def facts_of(part, epoch=1):
+    batches = list(part.batches(epoch))
     found = {name: np.concatenate([getattr(batch, name) for batch in batches])
              for name in ("x", "y", "times", "label_times", "sample_ids", "weight")}  # fmt: skip
     symbols = [symbol for batch in batches for symbol in batch.symbols]
@@ -117,3 +120,48 @@ def test_a_table_has_a_column_for_each_target():
             "symbol", "time", "decision", "label_end_0", "label_end_1", "target_0", "target_1", "prediction",
         ]  # fmt: skip
         assert table["target_0"].null_count == table["label_end_0"].null_count > 0
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_every_admissible_sample_comes_once_for_any_batch_size_stride_fold_and_seed(data):
+    steps = {name: sorted(data.draw(st.sets(st.integers(0, 80), min_size=50))) for name in "ABC"}
+    window, stride, gap = (data.draw(st.integers(lo, hi)) for lo, hi in ((1, 4), (1, 3), (0, 2)))
+    reach = data.draw(st.integers(1, 3))
+    admissible = set()
+    for symbol, minutes in steps.items():
+        for place in range(window - 1, len(minutes) - reach):
+            span = minutes[place - window + 1 : place + reach + 1]
+            whole = all(b - a - 1 <= gap for a, b in itertools.pairwise(span))
+            if whole and (START // MINUTE + minutes[place] + 1) % stride == 0:
+                admissible.add((symbol, START + (minutes[place] + 1) * MINUTE))
+    options = {
+        "batch_size": data.draw(st.integers(1, 40)),
+        "seed": data.draw(st.integers(0, 2**63 - 1)),
+        "shuffle": data.draw(st.sampled_from(["full", "time", False])),
+        "select": Select(stride=stride, max_gap=gap),
+        "target": Target(horizon=reach, delay=0),
+    }
+    try:
+        one = Stager(memory_pack(steps), window=window, device="cpu", **options)
+    except SampleError:
+        assert not admissible
+        return
+    epoch = data.draw(st.integers(0, 5))
+    with one:
+        _, keys = facts_of(one, epoch)
+        assert len(keys) == len(admissible)
+        assert set(keys) == admissible
+        try:
+            folds = one.split(data.draw(st.sampled_from([WalkForward(2), PurgedKFold(3), Combinatorial(4, 2)])))
+        except SampleError:
+            return
+        for fold in folds:
+            kept = []
+            for part in (fold.train, fold.test):
+                _, there = facts_of(part, epoch)
+                assert len(set(there)) == len(there) == part.n_samples
+                kept += there
+            assert len(set(kept)) == len(kept)
+            assert set(kept) <= admissible
+            assert len(admissible) - len(kept) == sum(fold.counts[k] for k in ("purge", "embargo", "outside the fold"))
