@@ -158,9 +158,9 @@ def resolve(
         except msgspec.ValidationError as error:
             raise ConfigError(f"{sources[name]} is {value!r}: {error}") from None
     if missing := [name for name in _required(kind) if name not in checked]:
-        raise ConfigError(
-            f"[{section}] {missing[0]} is not given; write it there, or set {_variable(section, missing[0])}"
-        )
+        # What is written inside a value has no variable.
+        variable = "" if "." in section else f", or set {_variable(section, missing[0])}"
+        raise ConfigError(f"[{section}] {missing[0]} is not given; write it there{variable}")
     return kind(**checked)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,13 @@ from stager.config import read_toml, resolve
 from stager.errors import ConfigError
 from stager.packs.layout import Pack
 from stager.samples.derive import Derive, derive
+from stager.samples.features import Feature
 from stager.samples.labels import Labels
+from stager.samples.normalize import Normalize
 from stager.samples.panel import Panel, panel
 from stager.samples.select import Select
 from stager.samples.targets import Target
+from stager.samples.timeframes import TimeFrame
 
 _TABLES = {"source", "derive", "panel", "batches", "target", "select", "staging", "split", "arena", "overflow"}
 
@@ -33,13 +37,13 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     last: Literal["keep", "drop", "pad"] = "keep"
     sampling: Literal["once", "weighted"] = "once"
     weights: Literal["uniqueness"] | None = None
-    normalize: Literal["none", "last", "zscore"] = "none"
+    normalize: Literal["none", "last", "zscore"] | dict[str, str] = "none"
 
 
 class DeriveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Table ``[derive]`` of a configuration; see :class:`stager.Derive`."""
 
-    columns: list[str] = []
+    columns: list[str | dict[str, Any]] = []
     fill: Literal["none", "previous"] = "none"
     cap: int | None = None
     keep: list[str] = []
@@ -48,6 +52,14 @@ class DeriveOptions(msgspec.Struct, frozen=True, kw_only=True):
     rolls: str | None = None
     splits: str | None = None
     zone: str | None = None
+
+
+class FeatureOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A column of ``[derive]`` that a function computes; see :class:`stager.Feature`."""
+
+    name: str
+    function: str
+    lookback: int
 
 
 class PanelOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +126,7 @@ def read_configuration(path: str | Path, overrides: dict[str, Any]) -> Configura
     recipe = None
     if "derive" in tables and not isinstance(source, Resident):
         told = resolve(DeriveOptions, "derive", toml=_beside(path, tables["derive"], "rolls", "splits"))
-        recipe = Derive(**msgspec.structs.asdict(told))
+        recipe = Derive(**msgspec.structs.asdict(told) | {"columns": [_column(one) for one in told.columns]})
     side_by_side = None
     if "panel" in tables and not isinstance(source, Resident):
         asked = resolve(PanelOptions, "panel", toml=tables["panel"])
@@ -133,11 +145,45 @@ def read_configuration(path: str | Path, overrides: dict[str, Any]) -> Configura
         table = _beside(path, tables.get("select"), "rolls", "splits", "universe")
         arguments["select"] = resolve(Select, "select", toml=table)
     options = resolve(BatchOptions, "batches", toml=tables.get("batches"), arguments=overrides)
+    normalize = options.normalize
+    if isinstance(normalize, dict):
+        arguments.setdefault("normalize", resolve(Normalize, "batches.normalize", toml=normalize))
     arguments = msgspec.structs.asdict(options) | arguments
     if isinstance(source, Resident):
         return Configuration(source, None, None, arguments | places, None)
     staging = resolve(StagingOptions, "staging", toml=tables.get("staging"), arguments=places)
     return Configuration(source, recipe, side_by_side, arguments, staging)
+
+
+def _column(told: str | dict[str, Any]) -> str | TimeFrame | Feature:
+    """A derived column: its name, or what makes it."""
+    if isinstance(told, str):
+        return told
+    if "interval" in told:
+        return resolve(TimeFrame, "derive.columns", toml=told)
+    if "function" in told:
+        asked = resolve(FeatureOptions, "derive.columns", toml=told)
+        return Feature(asked.name, _function(asked.function), lookback=asked.lookback)
+    raise ConfigError(
+        f"[derive] columns has {told!r}; a column is a name, {{interval = '1h', columns = [...]}} or "
+        f"{{name = 'mine', function = 'module:function', lookback = 5}}"
+    )
+
+
+def _function(text: str) -> Any:
+    """What is meant by ``module:function``, imported as Python would; nothing is added to where it looks."""
+    module, _, name = text.partition(":")
+    if not module or not name:
+        raise ConfigError(f"[derive.columns] function is {text!r}; write module:function, as in my_columns:mean")
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"[derive.columns] function is {text!r}: {error}; install the module, or name its folder in PYTHONPATH"
+        ) from error
+    if not hasattr(found, name):
+        raise ConfigError(f"[derive.columns] function is {text!r}: the module {found.__name__} has no {name!r}")
+    return getattr(found, name)
 
 
 def _target(path: str | Path, table: Any) -> Target | Labels:
