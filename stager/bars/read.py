@@ -14,13 +14,14 @@ import pyarrow as pa
 
 from stager.bars.arrange import Arranged, Conflict, arrange
 from stager.bars.checks import all_finite
+from stager.bars.clock import time_text
 from stager.bars.columns import to_float32
 from stager.bars.decode import Decoded, decode, decode_table
 from stager.bars.detect import Decision
 from stager.bars.interval import Interval
 from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
-from stager.bars.settle import Timestamps, settle_adjustment, settle_interval, settle_label, time_text
+from stager.bars.settle import Timestamps, settle_adjustment, settle_interval, settle_label
 from stager.bars.sources import BarFile, PathLike, find
 from stager.bars.threads import parallel, thread_count
 from stager.errors import BarsError

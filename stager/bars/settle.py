@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stager.bars.arrange import Arranged
+from stager.bars.clock import time_text
 from stager.bars.columns import Decoded
 from stager.bars.detect import Decision
 from stager.bars.interval import Interval
@@ -211,8 +212,3 @@ def settle_adjustment(
         return value
     notes.decide("adjustment", "unknown", "not told")
     return "unknown"
-
-
-def time_text(nanoseconds: int) -> str:
-    """ISO form of an instant or wall-clock time."""
-    return str(np.datetime64(nanoseconds, "ns")).removesuffix(".000000000").replace("T", " ")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from stager.bars.clock import instant_text
 from stager.batches.built import Built, Places
-from stager.batches.leaks import Findings, stamp
+from stager.batches.leaks import Findings
 from stager.packs.layout import Pack
 from stager.samples.folds import FoldSamples, cut_folds, in_time
 from stager.samples.normalize import FITTED
@@ -35,7 +36,8 @@ def check_folds(now: Built, found: Findings) -> int:
             symbol, decision = train.place(first)
             text = (
                 f"fold {fold.number + 1} trains on {int(overlap.sum()):,} samples whose labels overlap its test; the "
-                f"first is of {symbol}, decided at {stamp(decision)}, its label known at {stamp(int(ends[first]))}"
+                f"first is of {symbol}, decided at {instant_text(decision)}, its label known at "
+                f"{instant_text(int(ends[first]))}"
             )
             found.add("fold", f"fold {fold.number + 1}", (symbol, decision), text)
     return len(folds)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from stager.bars.clock import instant_text
 from stager.packs.layout import Pack
 from stager.samples.folds import FOLD_REASONS, FoldSamples, Zone, in_time
 from stager.samples.index import SampleIndex
@@ -110,12 +111,5 @@ class Fold:
         return f"{self.number + 1} of {self.n_folds}"
 
     def _tell(self, zone: Zone) -> str:
-        first, last, end = (_stamp(instant) for instant in (zone.first, zone.last, zone.label_end))
+        first, last, end = (instant_text(instant) for instant in (zone.first, zone.last, zone.label_end))
         return f"{first} to {last}, {zone.n_samples:,} samples, labels known by {end}"
-
-
-def _stamp(instant: int) -> str:
-    """Minutes, or what it takes to tell the instant."""
-    text = str(np.datetime64(instant, "ns"))
-    text = text.rstrip("0").rstrip(".") if "." in text else text
-    return f"{text.removesuffix(':00').replace('T', ' ')}Z" if len(text) == 19 else f"{text.replace('T', ' ')}Z"

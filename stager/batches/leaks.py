@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.clock import instant_text
 from stager.batches.built import Built, Labelled, Places
 from stager.errors import SampleError
 
@@ -82,7 +83,7 @@ def compare(now: Built, later: Built | SampleError, change: Change) -> None:
         _paired(now.cells.decided_by(change.instant), later.cells.decided_by(change.instant), change)
     if now.columns != later.columns:
         names = sorted(set(now.columns) ^ set(later.columns)) or list(later.columns)
-        text = f"the columns {', '.join(names)} depend on bars after {stamp(change.instant)}"
+        text = f"the columns {', '.join(names)} depend on bars after {instant_text(change.instant)}"
         change.add("input", here.place(here.earliest()), text)
     elif len(here):
         _compare_windows(now, later, here, there, change)
@@ -119,8 +120,8 @@ def _tell(
     symbol, decision = samples.place(number)
     known = ", whose label is known by then," if of_label else ""
     text = (
-        f"the sample of {symbol} at {stamp(decision)}{known} {what} when bars after {stamp(change.instant)} are "
-        f"{change.name}{because}"
+        f"the sample of {symbol} at {instant_text(decision)}{known} {what} when bars after "
+        f"{instant_text(change.instant)} are {change.name}{because}"
     )
     change.add("sample", (symbol, decision), text)
 
@@ -148,10 +149,11 @@ def _compare_windows(now: Built, later: Built, here: Places, there: Places, chan
     symbol, decision = here.place(first)
     if symbols:
         symbol = symbols[owner]
+    was, became = (float(values[first, bar, owner, column]) for values in (one, other))
     text = (
-        f"{', '.join(names)} of {symbol} at {stamp(decision)} depends on bars after {stamp(change.instant)}: when they "
-        f"are {change.name}, {now.columns[column]} {len(one[first]) - 1 - bar} bars before is "
-        f"{other[first, bar, owner, column]:.7g} instead of {one[first, bar, owner, column]:.7g}; so in "
+        f"{', '.join(names)} of {symbol} at {instant_text(decision)} depends on bars after "
+        f"{instant_text(change.instant)}: when they are {change.name}, {now.columns[column]} "
+        f"{len(one[first]) - 1 - bar} bars before is {became:.7g} instead of {was:.7g}; so in "
         f"{int(samples.sum()):,} of {len(here):,} windows"
     )
     change.add("input", (symbol, decision), text)
@@ -181,13 +183,8 @@ def _compare_labels(known: Labelled, again: Labelled, change: Change) -> None:
         first = known.places.earliest(differ)
         symbol, decision = known.places.place(first)
         text = (
-            f"the target of {symbol} decided at {stamp(decision)}, said to be known by {stamp(change.instant)}, is "
-            f"{again.y[first]} instead of {known.y[first]} when later bars are {change.name}"
+            f"the target of {symbol} decided at {instant_text(decision)}, said to be known by "
+            f"{instant_text(change.instant)}, is {again.y[first]} instead of {known.y[first]} when later bars are "
+            f"{change.name}"
         )
         change.add("label", (symbol, decision), text)
-
-
-def stamp(instant: int | np.datetime64) -> str:
-    """An instant (nanoseconds UTC, or of that precision) for people."""
-    text = str(np.int64(instant).view("datetime64[ns]"))
-    return (text.rstrip("0").rstrip(".") if "." in text else text) + "Z"

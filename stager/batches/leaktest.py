@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from stager.bars.clock import instant_text
 from stager.batches.built import Built, Chosen, Prepare, Request
 from stager.batches.configured import read_configuration
 from stager.batches.fold_leaks import check_folds
-from stager.batches.leaks import Change, Findings, Leak, compare, stamp
+from stager.batches.leaks import Change, Findings, Leak, compare
 from stager.batches.resident import PackSource, as_pack
 from stager.errors import SampleError
 from stager.packs.layout import Pack
@@ -55,7 +56,7 @@ class LeakReport:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """A table for people."""
-        some = ", ".join(stamp(instant) for instant in self.decisions[:3])
+        some = ", ".join(instant_text(int(instant.astype(np.int64))) for instant in self.decisions[:3])
         yield "decisions", f"{len(self.decisions)}: {some}{', ...' if len(self.decisions) > 3 else ''}"
         yield "later bars", ", ".join(CHANGES)
         yield "compared", f"{self.n_samples:,} samples, {self.n_windows:,} windows, {self.n_labels:,} labels"

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from stager.bars.clock import instant_text
 from stager.batches.configured import read_configuration
 from stager.batches.folds import Fold
 from stager.batches.resident import PackSource, StagingOptions
@@ -52,7 +51,9 @@ class Planned:
         if self.folds:
             yield "split", str(self.folds[0].scheme)
         for fold in self.folds:
-            tests = ", ".join(f"{_day(zone.first)} to {_day(zone.last)}" for zone in fold.zones if zone.kind == "test")
+            tests = ", ".join(
+                f"{instant_text(zone.first)} to {instant_text(zone.last)}" for zone in fold.zones if zone.kind == "test"
+            )
             counts = ", ".join(f"{kind} {n:,}" for kind, n in fold.counts.items())
             yield f"fold {fold.number + 1}", f"{counts}; tests {tests}"
 
@@ -79,7 +80,3 @@ def plan_of(source: PackSource, config: str | Path) -> Planned:
         folds = () if scheme is None else tuple(st.split(scheme))
         plan = replace(st.plan, device=wanted.device, placement=wanted.placement, path="nothing is staged yet")
     return Planned(plan, side_by_side, folds)
-
-
-def _day(instant: int) -> str:
-    return str(np.datetime64(instant, "ns").astype("datetime64[m]")).replace("T", " ").removesuffix(" 00:00")

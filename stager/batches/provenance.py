@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stager.bars.clock import instant_text
 from stager.batches.batch import About
 from stager.errors import SampleError
 from stager.packs.layout import Pack
@@ -29,11 +30,11 @@ def locate(pack: Pack, index: SampleIndex, symbol: str, time: Any) -> int:
     first = int(pack.first_rows[number])
     times = pack.times[first : first + int(pack.counts[number])]
     place = int(np.searchsorted(times, pack.interval.opened(np.array([decision])))[0])
-    near = pack.interval.available(times[max(0, place - 1) : place + 1]).view("datetime64[ns]")
-    if place == len(times) or near[-1] != np.datetime64(decision, "ns"):
+    near = pack.interval.available(times[max(0, place - 1) : place + 1])
+    if place == len(times) or near[-1] != decision:
         raise SampleError(
-            f"{symbol} has no bar that closes at {np.datetime64(decision, 'ns')}Z; next to it are "
-            f"{', '.join(f'{instant}Z' for instant in near)}. A decision is the close of its bar"
+            f"{symbol} has no bar that closes at {instant_text(decision)}; next to it are "
+            f"{', '.join(map(instant_text, near.tolist()))}. A decision is the close of its bar"
         )
     row = first + place
     order = index.spans_by_row
@@ -41,7 +42,7 @@ def locate(pack: Pack, index: SampleIndex, symbol: str, time: Any) -> int:
     sample = int(index.span_ids[span]) + row - int(index.span_rows[span])
     if not int(index.span_ids[span]) <= sample < int(index.span_ids[span + 1]):
         raise SampleError(
-            f"the bar of {symbol} that closes at {np.datetime64(decision, 'ns')}Z ends no sample here; the plan tells "
+            f"the bar of {symbol} that closes at {instant_text(decision)} ends no sample here; the plan tells "
             f"the reasons"
         )
     return sample

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.clock import time_text
 from stager.bars.read import Bars
-from stager.bars.settle import time_text
 from stager.errors import PackError
 from stager.packs.held import Part
 from stager.packs.layout import PRICES, Pack, span

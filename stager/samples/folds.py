@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.clock import instant_text
 from stager.bars.threads import parallel
 from stager.errors import SampleError
 from stager.packs.layout import Pack
@@ -28,7 +29,7 @@ from stager.samples.index import SampleIndex
 from stager.samples.instants import by_instant, distinct
 from stager.samples.labelling import LabelEnds
 from stager.samples.runs import IntArray
-from stager.samples.schemes import Division, Scheme, embargo_of, stamp
+from stager.samples.schemes import Division, Scheme, embargo_of
 
 # Why a row that ends a sample of the whole set ends none of a fold's; first match, in this order, after REASONS.
 FOLD_REASONS = ("outside the fold", "purge", "embargo")
@@ -213,7 +214,8 @@ def _cut(samples: _Samples, whole: _Table, division: Division, number: int) -> F
     roles[train], roles[test] = _TRAIN, _TEST
     tested = (roles == _TEST) & (whole.counts > 0)
     if not tested.any():
-        start, stop = (stamp(int(division.edges[edge])) for edge in (test[0] - 1, test[-1]))
+        # Edges may lie a nanosecond behind the last decision.
+        start, stop = (instant_text(int(division.edges[edge]) // 10**9 * 10**9) for edge in (test[0] - 1, test[-1]))
         raise SampleError(f"{name} has no sample to test on from {start} to {stop}; use fewer folds or longer tests")
     # Of each interval: the first decision of the next test, and the last label end of the tests before.
     ahead = np.minimum.accumulate(np.where(tested, whole.firsts, _EVER)[::-1])[::-1]

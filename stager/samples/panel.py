@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stager.bars.arrange import Arranged
+from stager.bars.clock import instant_text
 from stager.bars.detect import Decision
 from stager.bars.memory import available_nbytes
 from stager.bars.read import Bars
@@ -305,7 +306,7 @@ def _lay(pack: Pack, recipe: Panel, sessions: Sessions | None) -> _Axis:
         row = int(rows[np.flatnonzero(twice)[0] + 1])
         raise SampleError(
             f"{wanted[int(owners[np.flatnonzero(twice)[0]])]} has two bars of the {pack.interval.text} session of "
-            f"{np.datetime64(int(pack.times[row]), 'ns')}Z; a panel has one place for them"
+            f"{instant_text(int(pack.times[row]))}; a panel has one place for them"
         )
     symbols = tuple(symbol for symbol, is_there in zip(wanted, present, strict=True) if is_there)
     plan = PanelPlan(len(times), len(symbols), len(rows), empty_places(owners, places, len(times)), columns, absent)

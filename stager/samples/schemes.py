@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 
+from stager.bars.clock import instant_text
 from stager.bars.interval import Interval
 from stager.config import read_toml, resolve
 from stager.errors import ConfigError, SampleError
@@ -113,8 +114,8 @@ class WalkForward:
             raise SampleError(
                 f"{self.folds:,} folds of test {duration_text(test or 0)}"
                 + (f" and train {duration_text(train)}" if train else " and some training before them")
-                + f" are longer than the {duration_text(end - first)} from {stamp(first)} to {stamp(end - 1)}; "
-                f"use fewer folds, or shorter ones"
+                + f" are longer than the {duration_text(end - first)} from {instant_text(first)} to "
+                f"{instant_text(end - 1)}; use fewer folds, or shorter ones"
             )
         begins = [begin if self.expanding else begin + start - starts[0] for start in starts]
         edges = np.array(sorted({*begins, *starts, end}), np.int64)
@@ -307,8 +308,3 @@ def duration_text(nanoseconds: int) -> str:
     if nanoseconds % 1000:
         return f"{nanoseconds:,} ns"
     return str(dt.timedelta(microseconds=nanoseconds // 1000)) if nanoseconds else "0"
-
-
-def stamp(instant: int) -> str:
-    """The second that an instant lies in, UTC."""
-    return f"{np.datetime_as_string(np.datetime64(instant, 'ns'), unit='s')}Z"

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
+from stager.bars.clock import instant_text
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 
@@ -96,8 +97,15 @@ class EventTable:
 
     def told(self, row: int, *names: str) -> str:
         """A row in words, for errors."""
-        values = [str(self._table.column(name)[row].as_py()) for name in ("symbol", *names)]
+        values = [self._text(name, row) for name in ("symbol", *names)]
         return f"{values[0]} {', '.join(values[1:])}" if len(values) > 1 else values[0]
+
+    def _text(self, name: str, row: int) -> str:
+        value: Any = self._table.column(name)[row]
+        # As a Python value a timestamp of nanoseconds is another one with pandas than without, or none.
+        if pa.types.is_timestamp(value.type) and value.is_valid:
+            return instant_text(int(value.cast(pa.timestamp("ns", value.type.tz)).cast(pa.int64()).as_py()))
+        return str(value.as_py())
 
     def _column(self, name: str) -> Any:
         if name not in self._table.column_names:

@@ -340,7 +340,7 @@ def test_schemes_that_are_refused(make: Any, words: str) -> None:
         (PurgedKFold(2, embargo="1h"), "fold 1 of 2 .* no sample to train on: of 5 .* 2 are purged and 3 lie"),
         (
             WalkForward(2, test="1s"),
-            "fold 1 of 2 has no sample to test on from 2024-01-01T00:09:58Z to 2024-01-01T00:09:59Z",
+            "fold 1 of 2 has no sample to test on from 2024-01-01 00:09:58Z to 2024-01-01 00:09:59Z",
         ),
     ],
 )

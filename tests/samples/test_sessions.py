@@ -264,6 +264,13 @@ def test_tables_that_are_refused(select: dict[str, Any], words: str) -> None:
 # -------------------------------------------------------------------------------- universe, stride, columns
 
 
+def test_instants_of_a_table_are_told_to_the_nanosecond() -> None:
+    time = pa.array([START + 1], pa.timestamp("ns", "UTC"))
+    splits = pa.table({"symbol": ["A"], "time": time, "ratio": [0.0]})
+    with pytest.raises(SampleError, match=r"first otherwise A 2024-01-01 00:00:00.000000001Z, 0.0"):
+        served(memory_pack({"A": range(6)}), 2, splits=splits)
+
+
 def test_a_symbol_is_served_while_it_belongs_to_the_universe() -> None:
     """Decisions (the closes) are what counts; symbols that the pack does not have are no matter."""
     pack = memory_pack({"A": range(10), "B": range(10)})
