@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.clock import instant_text
 from stager.bars.threads import parallel
 from stager.errors import SampleError
 from stager.packs.layout import Pack
@@ -14,11 +15,17 @@ from stager.samples.fill import FILLED
 from stager.samples.runs import IntArray, decision_numbers
 from stager.samples.select import Select
 from stager.samples.sessions import Sessions, make_sessions
-from stager.samples.tables import LAST, EventTable, rows_from
+from stager.samples.tables import LAST, EventTable, TableSource, rows_from
 
 BoolArray = npt.NDArray[np.bool_]
 
+FloatArray = npt.NDArray[np.float64]
+
 _CHUNK_ROWS = 1 << 18
+# What prices may be adjusted for if they still jump at splits.
+_WITH_SPLITS = ("raw", "unknown")
+# The least logarithm of a ratio whose jump is told from what a day may bring: 5 for 4.
+_CLEAR_SPLIT = 0.2
 
 
 def covered(lows: IntArray, highs: IntArray, n_rows: int) -> BoolArray:
@@ -50,24 +57,65 @@ def jumps_of(pack: Pack, select: Select) -> IntArray | None:
         before, after = contract[:-1], contract[1:]
         rows.append(real[1:][(before != after) & ~(np.isnan(before) & np.isnan(after))])
     elif select.rolls is not None:
-        rows.append(_effective_rows(pack, EventTable(select.rolls, "rolls")))
+        rows.append(_effective_rows(pack, EventTable(select.rolls, "rolls"))[0])
     if select.splits is not None:
-        table = EventTable(select.splits, "splits")
-        ratios = table.numbers("ratio")
-        if not np.all(good := np.isfinite(ratios) & (ratios > 0)):
-            row = int(np.flatnonzero(~good)[0])
-            raise SampleError(f"splits: ratio must be above 0, such as 4 for four new shares of one; "
-                              f"first otherwise {table.told(row, 'time', 'ratio')}")  # fmt: skip
-        found = _effective_rows(pack, table, ratios != 1)
-        if pack.manifest.adjustment in ("raw", "unknown"):
+        found, _ = _splits(pack, select.splits)
+        if pack.manifest.adjustment in _WITH_SPLITS:
             rows.append(found)
     if not rows:
         return None
     return np.setdiff1d(np.concatenate(rows), pack.first_rows)
 
 
-def _effective_rows(pack: Pack, table: EventTable, chosen: BoolArray | None = None) -> IntArray:
-    """The first bar of each symbol at or after an effective time, where it has one."""
+def doubted_splits(pack: Pack, select: Select) -> tuple[str, ...]:
+    """A warning, if most closes at declared splits contradict what the pack says of its adjustment."""
+    if select.splits is None:
+        return ()
+    rows, ratios = _splits(pack, select.splits)
+    close, symbols = pack.column("close"), np.searchsorted(pack.first_rows, rows, side="right") - 1
+    inside = rows > pack.first_rows[symbols]
+    rows, ratios, symbols = rows[inside], ratios[inside], symbols[inside]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        moves, wanted = np.log(close[rows - 1] / close[rows]), np.log(ratios)
+    # Small ones, such as dividends in shares, are no larger than what a day may bring.
+    judged = np.isfinite(moves) & (np.abs(wanted) > _CLEAR_SPLIT)
+    jumps = np.abs(moves - wanted) < np.abs(moves)
+    adjusted = pack.manifest.adjustment not in _WITH_SPLITS
+    odd = np.flatnonzero(judged & (jumps == adjusted))
+    if 2 * len(odd) <= judged.sum():
+        return ()
+    row, ratio = int(rows[odd[0]]), ratios[odd[0]]
+    first = (
+        f"first {pack.symbols[int(symbols[odd[0]])]} at {instant_text(int(pack.times[row]))}, ratio {ratio:g}, close "
+        f"{close[row - 1]:g} and then {close[row]:g}"
+    )
+    if adjusted:
+        return (
+            f"closes jump by the ratio at {len(odd):,} of {int(judged.sum()):,} declared splits, {first}; the pack "
+            f"says that its prices are adjusted ({pack.manifest.adjustment}), so windows and labels span them: pack "
+            f"the bars as raw, if they are",
+        )
+    return (
+        f"closes do not jump by the ratio at {len(odd):,} of {int(judged.sum()):,} declared splits, {first}; if the "
+        f"prices are adjusted for splits already, pack the bars as that, and runs need not end there",
+    )
+
+
+def _splits(pack: Pack, source: TableSource) -> tuple[IntArray, FloatArray]:
+    """The first bar after each declared split, where there is one, and how many new shares came of one."""
+    table = EventTable(source, "splits")
+    ratios = table.numbers("ratio")
+    if not np.all(good := np.isfinite(ratios) & (ratios > 0)):
+        row = int(np.flatnonzero(~good)[0])
+        raise SampleError(f"splits: ratio must be above 0, such as 4 for four new shares of one; "
+                          f"first otherwise {table.told(row, 'time', 'ratio')}")  # fmt: skip
+    # One for one is none.
+    rows, events = _effective_rows(pack, table, ratios != 1)
+    return rows, ratios[events]
+
+
+def _effective_rows(pack: Pack, table: EventTable, chosen: BoolArray | None = None) -> tuple[IntArray, IntArray]:
+    """The first bar of each symbol at or after an effective time, where it has one, and of which event it is."""
     codes, instants = known_codes(pack, table, "effective times"), table.instants("time")
     if pack.interval.is_session:
         # A stamp of a daily bar is its date; the hour of the day on which a split takes effect is that day's.
@@ -79,7 +127,8 @@ def _effective_rows(pack: Pack, table: EventTable, chosen: BoolArray | None = No
         # Bars that were filled in meanwhile still have the prices from before.
         real = np.append(_real_rows(pack), pack.n_rows)
         rows = real[np.searchsorted(real, rows)]
-    return rows[rows < pack.first_rows[codes[keep]] + pack.counts[codes[keep]]]
+    there = rows < pack.first_rows[codes[keep]] + pack.counts[codes[keep]]
+    return rows[there], np.flatnonzero(keep)[there]
 
 
 def _real_rows(pack: Pack) -> IntArray:

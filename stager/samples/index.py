@@ -88,6 +88,8 @@ class SampleIndex:
         Of a panel, the same for each served column: that of its symbol.
     fitted : (2, n_served) float64 or None
         Mean and deviation of each served column, where some are normalised by what was fitted.
+    warnings : tuple of str
+        What the bars contradict.
     """
 
     window: int
@@ -104,6 +106,7 @@ class SampleIndex:
     close_column: int = 0
     fitted: Fitted | None = None
     close_columns: IntArray | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def n_samples(self) -> int:
@@ -248,7 +251,7 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
     chosen = None if columns is None else np.array([pack.columns.index(name) for name in columns])
     index = SampleIndex(
         int(window), span_rows, span_ids, y, reasons, longest, int((~runs.outside).sum()), breaks, tuple(ends),
-        chosen, methods, pack.columns.index("close"),
+        chosen, methods, pack.columns.index("close"), warnings=filters.doubted_splits(pack, select),
     )  # fmt: skip
     return index.refit(pack)
 

@@ -233,7 +233,7 @@ def find_samples(
         _check_positive(pack, layout, names.index("close"))
     made = PanelIndex(
         **{field.name: getattr(index, field.name) for field in fields(SampleIndex)}
-        | {"y": y, "methods": methods, "close_column": names.index("close")},
+        | {"y": y, "methods": methods, "close_column": names.index("close"), "warnings": found.warnings},
         symbols=tuple(layout.symbols),
         mask=mask,
         cells=cells,

@@ -66,6 +66,8 @@ class Plan:
         Ranks that share an epoch; `n_batches` and `batch_size` are of each.
     weighted : bool
         Whether samples are drawn by weight.
+    doubts : tuple of str
+        What the bars contradict; part of `warnings`.
     """
 
     n_rows: int
@@ -94,6 +96,7 @@ class Plan:
     panel: Cells | None = None
     world_size: int = 1
     weighted: bool = False
+    doubts: tuple[str, ...] = ()
 
     @property
     def usable(self) -> float:
@@ -128,10 +131,10 @@ class Plan:
     def warnings(self) -> tuple[str, ...]:
         """What a user should look at before training."""
         if self.usable >= 0.7:
-            return ()
+            return self.doubts
         worst = max(self._lost, key=lambda reason: self._lost[reason])
         rows = "samples of the fold are left" if self.fold else "selected rows end a sample"
-        return (f"only {self.usable:.0%} of the {rows}; most are lost to: {worst}",)
+        return (f"only {self.usable:.0%} of the {rows}; most are lost to: {worst}", *self.doubts)
 
     def as_dict(self) -> dict[str, Any]:
         """Everything as plain values, for JSON."""
@@ -241,6 +244,7 @@ def make_plan(
         panel=cells,
         world_size=world_size,
         weighted=draws_nbytes > 0,
+        doubts=index.warnings,
     )
 
 

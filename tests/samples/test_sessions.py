@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 import sys
 import zoneinfo
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 from bars_fixtures import DAY, MINUTE, START, bar_table, memory_pack
 
+from stager import Stager, panel
 from stager.bars.read import ReadOptions
 from stager.errors import ConfigError, SampleError
 from stager.packs.layout import Pack
@@ -230,6 +232,40 @@ def test_splits_end_runs_of_prices_that_are_not_adjusted(adjustment: Any, expect
     plan = make_plan(pack, index, None, batch_size=4, n_batches=3, device="cpu", placement="host", path="mapped")
     assert plan.adjustment == adjustment
     assert adjustment in str(plan)
+
+
+@pytest.mark.parametrize(
+    ("adjustment", "closes", "ratios", "words"),
+    [
+        ("raw", [100, 101, 50, 51, 25, 25], [2, 2], None),
+        ("unknown", [100, 101, 50, 51, 25, 25], [2, 2], None),
+        ("raw", [100, 101, 102, 103, 51, 52], [2, 2], None),  # one of two
+        ("raw", [100, 101, 102, 103, 104, 105], [2, 2], "do not jump by the ratio at 2 of 2"),
+        ("unknown", [100, 101, 200, 201, 400, 401], [2, 2], "do not jump by the ratio at 2 of 2"),
+        ("raw", [100, 101, 1000, 1010, 2000, 2020], [0.1, 0.5], None),
+        ("raw", [100, 101, 102, 103, 104, 105], [1.05, 1], None),  # no clear ones
+        ("split", [100, 101, 102, 103, 104, 105], [2, 2], None),
+        ("split", [100, 101, 50, 51, 25, 25], [2, 2], "closes jump by the ratio at 2 of 2"),
+        ("total", [100, 101, 50, 51, 25, 25], [2, 2], "adjusted \\(total\\)"),
+        ("raw", [100, 101, 0, 103, -104, 105], [2, 2], None),
+    ],
+)
+def test_bars_that_contradict_a_splits_ratio_are_told(
+    adjustment: Any, closes: list[float], ratios: list[float], words: str | None
+) -> None:
+    table = bar_table({"A": range(6), "B": range(6)}, close=[*map(float, closes), *[7.0] * 6])
+    pack = pack_in_memory(table, ReadOptions(interval="1min", adjustment=adjustment))
+    # Those before the first bar and behind the last tell nothing.
+    splits = pa.table({"symbol": ["A"] * 4 + ["B"], "time": at([2, 4, -1, 9, 0]), "ratio": [*ratios, 9, 9, 9]})
+    for source in (pack, panel(pack)):
+        with Stager(source, window=1, batch_size=2, select=Select(splits=splits), device="cpu") as one:
+            told = [text for text in one.plan.warnings if "declared splits" in text]
+            assert one.plan.as_dict()["warnings"] == list(one.plan.warnings)
+            assert len(told) == (words is not None)
+            for text in told:
+                assert re.search(str(words), text)
+                assert "A at 2024-01-01 00:0" in text
+                assert text in str(one.plan)
 
 
 def test_a_split_of_daily_bars_takes_effect_with_its_date() -> None:
