@@ -59,7 +59,7 @@ def judge(fold: Fold, table: pa.Table) -> dict[str, Any]:
 def draw(results: list[dict[str, Any]], path: Path) -> None:
     """Out-of-sample accuracy by fold, with two standard errors, beside always saying the more frequent direction."""
     numbers = np.array([row["fold"] for row in results])
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(max(7, 1.1 * len(results)), 4), layout="constrained")
     axes = figure.subplots()
     axes.axhline(50, color="#888888", linewidth=1)
     axes.errorbar(
@@ -77,8 +77,8 @@ def draw(results: list[dict[str, Any]], path: Path) -> None:
     )  # fmt: skip
     axes.set_xticks(numbers, [f"fold {row['fold']}\n{row['test_from'][:10]}" for row in results])
     axes.set_ylabel("right directions out of sample, %")
-    axes.margins(y=0.25)
-    axes.legend(frameon=False, loc="upper left")
+    axes.margins(y=0.1)
+    axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=2)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, dpi=150)
