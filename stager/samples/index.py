@@ -15,7 +15,7 @@ from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples import filters, targets
 from stager.samples.fill import FILLED
-from stager.samples.labelling import LabelEnds, Targets, as_targets, count_states, label_ends, label_rows, source_of
+from stager.samples.labelling import LabelEnds, Targets, as_targets, keep_valid, label_ends, label_rows, source_of
 from stager.samples.labels import Labels
 from stager.samples.normalize import FITTED, LAST, RAW, Fitted, Normalize, fit
 from stager.samples.runs import JUMP, NEW_SESSION, NEW_SYMBOL, Breaks, IntArray, Runs, find_breaks
@@ -237,10 +237,9 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
             reasons[reason] = _drop(ok, ~mask())
         if sources:
             y, state, ends = label_rows(pack, sources, ok)
-            why = count_states(state, ok)
+            why = keep_valid(state, ok)
             for code, reason in _TARGET_REASONS.items():
                 reasons[reason] = int(why[code])
-            ok &= state == targets.VALID
             y = y[:, 0] if isinstance(target, (Target, Labels)) else y
         edges = np.flatnonzero(np.diff(ok, prepend=False, append=False))
         span_rows, counts = edges[::2].copy(), edges[1::2] - edges[::2]

@@ -113,12 +113,14 @@ def _compare(
     return lambda asked: known[np.searchsorted(instants, pack.available_at(asked))]
 
 
-def count_states(state: StateArray, ok: npt.NDArray[np.bool_]) -> IntArray:
-    """How many of the chosen rows have each state, by its number."""
+def keep_valid(state: StateArray, ok: npt.NDArray[np.bool_]) -> IntArray:
+    """Leave chosen only what is VALID; how many were left out for each state, by its number."""
 
     def count(first: int) -> IntArray:
         part = slice(first, first + _CHUNK_ROWS)
-        return np.bincount(state[part][ok[part]], minlength=N_STATES)
+        lost = ok[part] & (state[part] != VALID)
+        ok[part] ^= lost
+        return np.bincount(state[part][lost], minlength=N_STATES)
 
     total: IntArray = np.sum(parallel(count, range(0, len(state), _CHUNK_ROWS)), axis=0, dtype=np.int64)
     return total
@@ -128,8 +130,8 @@ def _keep(values: npt.NDArray[np.float64], state: StateArray, out: npt.NDArray[n
     # Cast before the mask: a target beyond float32 is infinite, which is no number to train on.
     with np.errstate(over="ignore"):
         short = values.astype(np.float32)
-    state[(state == VALID) & ~np.isfinite(short)] = MISSING
-    short[state != VALID] = np.nan
+    np.copyto(state, MISSING, where=(state == VALID) & ~np.isfinite(short))
+    np.copyto(short, np.nan, where=state != VALID)
     out[:] = short
 
 

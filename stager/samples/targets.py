@@ -208,10 +208,10 @@ def _evaluate(target: Target, entry: FloatArray, leave: FloatArray) -> tuple[Flo
             if target.classes == 2:
                 why[values == 0] = LEFT_OUT
     if target.kind == "return":
-        why[entry <= 0] = NOT_POSITIVE
+        np.copyto(why, NOT_POSITIVE, where=entry <= 0)
     elif target.kind == "log_return":
-        why[(entry <= 0) | (leave <= 0)] = NOT_POSITIVE
+        np.copyto(why, NOT_POSITIVE, where=(entry <= 0) | (leave <= 0))
     # An infinite value is no number to compute with: a finite one divided by it would give a return of -1.
     missing = ~np.isfinite(leave) if target.kind == "value" else ~(np.isfinite(entry) & np.isfinite(leave))
-    why[missing] = MISSING
+    np.copyto(why, MISSING, where=missing)
     return values, why
