@@ -129,7 +129,7 @@ def evaluate(
     Raises
     ------
     SampleError
-        If it gives something else than a value for each row, looks ahead, or needs more than its lookback.
+        If it fails, gives something else than a value for each row, looks ahead, or needs more than its lookback.
     """
     out = np.empty(bars.num_rows)
     left_to_check = _N_CHECKED
@@ -144,7 +144,13 @@ def evaluate(
 
 
 def _call(feature: Feature, bars: pa.Table) -> FloatArray:
-    found = feature.function(bars)
+    try:
+        found = feature.function(bars)
+    except Exception as error:
+        raise SampleError(
+            f"feature {feature.name!r} raised {type(error).__name__}: {error}; it was given {bars.num_rows:,} bars of "
+            f"{bars['symbol'][0].as_py()} with columns {', '.join(bars.column_names)}"
+        ) from error
     try:
         values = np.asarray(found, dtype=np.float64)
     except (TypeError, ValueError) as error:

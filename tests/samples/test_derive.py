@@ -306,6 +306,11 @@ def test_a_lookback_does_not_reach_across_a_roll() -> None:
         (lambda table: 1.0, 0, r"shape \(\) for 30 bars"),
         (lambda table: ["a"] * table.num_rows, 0, "no numbers"),
         (lambda table: None, 0, "shape|no numbers"),
+        (
+            lambda table: table["clos"],
+            0,
+            "'x' raised KeyError: .*clos.*; it was given 30 bars of A with columns symbol",
+        ),
     ],
 )
 def test_functions_that_are_refused(function: Any, lookback: int, words: str) -> None:
