@@ -173,7 +173,7 @@ def _column(told: str | dict[str, Any]) -> str | TimeFrame | Feature:
 def _function(text: str) -> Any:
     """What is meant by ``module:function``, imported as Python would; nothing is added to where it looks."""
     module, _, name = text.partition(":")
-    if not module or not name:
+    if not all(part.isidentifier() for part in (*module.split("."), name)):
         raise ConfigError(f"[derive.columns] function is {text!r}; write module:function, as in my_columns:mean")
     try:
         found: Any = importlib.import_module(module)

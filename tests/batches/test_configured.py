@@ -95,6 +95,8 @@ def test_longer_intervals_and_functions_are_columns_in_their_order(folder: Path)
         ('[{name = "m", function = "my_columns:mean", lookback = -1}]', SampleError, "lookback is -1"),
         ('[{name = "m", function = "mean", lookback = 1}]', ConfigError, "write module:function"),
         ('[{name = "m", function = "my_columns:", lookback = 1}]', ConfigError, "write module:function"),
+        ('[{name = "m", function = "..my_columns:mean", lookback = 1}]', ConfigError, "write module:function"),
+        ('[{name = "m", function = "modules/my_columns.py:mean", lookback = 1}]', ConfigError, "write module:function"),
         ('[{name = "m", function = "no_such:mean", lookback = 1}]', ConfigError, "PYTHONPATH"),
         ('[{name = "m", function = "my_broken:mean", lookback = 1}]', ConfigError, "there_is_no_such_module"),
         ('[{name = "m", function = "my_columns:median", lookback = 1}]', ConfigError, "has no 'median'"),
