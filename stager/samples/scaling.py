@@ -18,6 +18,8 @@ FloatArray = npt.NDArray[np.float64]
 
 # Values that are compared at once; their sort stays in the cache.
 _PART = 1 << 17
+# Values of an instant that are worth a sort of their own.
+_LARGE = 256
 # Symbols that a thread looks at in one go.
 _SYMBOLS = 256
 
@@ -119,7 +121,7 @@ def _parts(pack: Pack) -> list[tuple[IntArray, IntArray]]:
     last. Rows of one decision are in one part."""
     # Bounds take no more memory than a number a row, however many symbols there are.
     n_parts = max(1, min(pack.n_rows // _PART, pack.n_rows // len(pack.symbols)))
-    some = np.sort(pack.times[:: max(1, pack.n_rows // (64 * n_parts))])
+    some = np.sort(pack.times[:: pack.n_rows // (64 * n_parts) | 1])
     decisions = np.unique(pack.interval.available(some[len(some) // n_parts :: max(1, len(some) // n_parts)]))
     # Times that differ may lie in one month, so they are cut where a decision begins.
     edges = pack.interval.opened(decisions)
@@ -143,10 +145,8 @@ def _less_mean(values: FloatArray, codes: IntArray, n: int) -> FloatArray:
 
 
 def _ranks(values: FloatArray, codes: IntArray, n: int) -> FloatArray:
-    order = np.argsort(values)
-    # By instant, and there by value: NumPy sorts numbers of 16 bits by counting.
-    order = order[np.argsort(codes[order].astype(np.min_scalar_type(n)), kind="stable")]
     sizes = np.bincount(codes, minlength=n)
+    order = _by_instant_and_value(values, codes, sizes)
     firsts = np.repeat(np.cumsum(sizes) - sizes, sizes)
     # Twice the mean rank of a stretch of equal values: its first and its last rank, counted from 1, added up.
     twice = 2 * (np.arange(len(values)) - firsts) + 2
@@ -160,3 +160,17 @@ def _ranks(values: FloatArray, codes: IntArray, n: int) -> FloatArray:
     sizes_of = np.repeat(sizes, sizes)
     found[order] = (twice - (sizes_of + 1)) / (2 * sizes_of)
     return found
+
+
+def _by_instant_and_value(values: FloatArray, codes: IntArray, sizes: IntArray) -> IntArray:
+    # NumPy sorts numbers of 16 bits by counting.
+    short = codes.astype(np.min_scalar_type(len(sizes)))
+    if len(values) < _LARGE * len(sizes):
+        order = np.argsort(values)
+        return order[np.argsort(short[order], kind="stable")]
+    # Many values of one instant are sorted in half the time that they take among others.
+    order = np.argsort(short, kind="stable")
+    ordered = values[order]
+    for first, stop in itertools.pairwise([0, *np.cumsum(sizes).tolist()]):
+        order[first:stop] = order[first:stop][np.argsort(ordered[first:stop])]
+    return order

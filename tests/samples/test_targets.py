@@ -256,9 +256,10 @@ def test_cross_sections_do_not_depend_on_how_they_are_cut(
     for how in ("rank", "demean"):
         target = [Target(horizon=1), Target(horizon=1, delay=0, kind="value", scale=how)]
         found = []
-        for size, symbols in ((1 << 17, 256), (1, 1), (7, 2), (100, 3)):
+        for size, symbols, large in ((1 << 17, 256, 256), (1, 1, 1), (7, 2, 256), (100, 3, 2)):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(scaling, "_PART", size)
+                patch.setattr(scaling, "_LARGE", large)
                 patch.setattr(scaling, "_SYMBOLS", symbols)
                 try:
                     index = build_index(pack, 1, target, Select(max_gap=400))
