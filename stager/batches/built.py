@@ -209,7 +209,7 @@ class Built:
             instants, owners = np.nonzero(self.index.cells[self.samples.rows])
             of_cells = self.samples.of(instants)
             self.cells = Places(self.symbols, owners, of_cells.decisions, of_cells.rows)
-            gathered = self.index.windows
+            gathered = self.index.of_rows_as_they_lie()
         self._gather = HostGather(prepared.rows, gathered)
         self.targets = [target for target in as_targets(request.target) if isinstance(target, Target)]
         self._labelled: SampleIndex | None = None

@@ -10,6 +10,7 @@ from stager.batches.leaks import Findings
 from stager.packs.layout import Pack
 from stager.samples.folds import FoldSamples, cut_folds, in_time
 from stager.samples.normalize import FITTED
+from stager.samples.panel_index import PanelIndex
 
 
 def check_folds(now: Built, found: Findings) -> int:
@@ -48,9 +49,14 @@ def _check_statistics(pack: Pack, fold: FoldSamples, found: Findings) -> None:
     if index.fitted is None or index.methods is None:
         return
     train = Places.of_rows(pack, index.rows_between(0, index.n_samples))
+    rows, firsts = train.rows, np.zeros(len(train), np.int64)
+    if isinstance(index, PanelIndex):
+        # What was observed of the symbols that are served at an instant that trains.
+        instants, owners = np.nonzero(index.cells[train.rows] & index.mask[train.rows])
+        rows, firsts = train.rows[instants], owners * index.n_columns
     for place in np.flatnonzero(index.methods == FITTED):
         column = int(place) if index.columns is None else int(index.columns[place])
-        values = pack.rows[train.rows, column].astype(np.float64)
+        values = pack.rows[rows, firsts + column].astype(np.float64)
         wanted = np.array([values.mean(), values.std() or 1.0])
         if not np.allclose(index.fitted[:, place], wanted, rtol=1e-6, atol=1e-9 * np.abs(values).max()):
             name = f"fold {fold.number + 1}"

@@ -123,11 +123,6 @@ class PanelIndex(SampleIndex):
         rows = pack.rows.reshape(-1, self.n_columns)
         return replace(self, fitted=fit(rows, instants[places] * len(self.symbols) + owners, columns))
 
-    @property
-    def windows(self) -> SampleIndex:
-        """How the windows of all symbols are gathered from the rows."""
-        return replace(self, columns=self.wide_columns, y=None)
-
     @cached_property
     def nbytes(self) -> int:
         """Bytes of the tables, target and mask included."""

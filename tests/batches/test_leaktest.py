@@ -336,15 +336,18 @@ def test_tables_about_symbols_that_come_later_are_no_leak():
         ]
     ),
     split=st.sampled_from([None, PurgedKFold(3), Combinatorial(4, 2, embargo="0min")]),
+    normalize=st.sampled_from(["none", "last", "zscore", Normalize("zscore", other="zscore", fit="train")]),
 )
-def test_an_honest_panel_has_no_leak(seed, side_by_side, cap, target, select, split):
+def test_an_honest_panel_has_no_leak(seed, side_by_side, cap, target, select, split, normalize):
     recipe = None
+    if split is None and isinstance(normalize, Normalize):
+        normalize = "last"  # what is fitted on all samples knows the future
     if cap is not None and side_by_side.columns is None:
         recipe = Derive(["log_return", TimeFrame("5min", ["close"])], fill="previous", cap=cap)
     try:
         report = leaktest(
-            bars(seed), window=4, target=target, select=select, prepare=recipe, panel=side_by_side, split=split,
-            decisions=2, seed=seed,
+            bars(seed), window=4, target=target, select=select, normalize=normalize, prepare=recipe,
+            panel=side_by_side, split=split, decisions=2, seed=seed,
         )  # fmt: skip
     except SampleError as error:
         assert "no sample" in str(error) or "fold" in str(error) or "block" in str(error)  # noqa: PT017
@@ -447,6 +450,25 @@ def test_a_purge_one_bar_short_is_found_in_a_panel(monkeypatch):
         lambda pack, index, ends, scheme: honest(pack, index, lambda rows: ends(rows) - MINUTE, scheme),
     )
     assert kinds(leaktest(bars(), **arguments)) == {"fold"}
+
+
+def test_statistics_of_a_panel_are_those_of_its_training(monkeypatch):
+    arguments: dict[str, Any] = {
+        "window": 4, "panel": Panel(), "normalize": Normalize("zscore", "zscore", fit="train"),
+        "select": Select(max_gap=5), "decisions": 3,
+    }  # fmt: skip
+    assert kinds(leaktest(bars(), **arguments)) == {"input"}  # fitted on all samples
+    assert not leaktest(bars(), **arguments, split=PurgedKFold(3)).leaks
+    honest = PanelIndex.refit
+
+    def fit_on_all(index: PanelIndex, pack: Pack) -> PanelIndex:
+        everything = replace(index, span_rows=np.array([10]), span_ids=np.array([0, pack.n_rows - 10]))
+        return replace(index, fitted=honest(everything, pack).fitted)
+
+    monkeypatch.setattr(PanelIndex, "refit", fit_on_all)
+    report = leaktest(bars(), **arguments, split=PurgedKFold(3))
+    assert kinds(report) == {"statistics"}
+    assert "normalises open by mean" in report.leaks[0].text
 
 
 def test_a_panel_itself_can_not_be_rebuilt():
