@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -60,3 +61,11 @@ def test_walking_forward_writes_results_predictions_and_a_picture(tmp_path: Path
             # The planted signal is found in every fold, well beyond the more frequent direction.
             assert row["accuracy"] > row["majority"] + 4 * row["standard_error"]
     assert (tmp_path / "out" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_torch_and_a_gpu_the_graph_example_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "examples" / "torch_graph.py", "bars.pack"]
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert re.fullmatch(r"torch_graph\.py needs torch and a GPU: .+; (pip install .+|see .+)\n", result.stderr)
