@@ -38,6 +38,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Literal["once", "weighted"] = "once"
     weights: Literal["uniqueness"] | None = None
     normalize: Literal["none", "last", "zscore"] | dict[str, str] = "none"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 
 
 class DeriveOptions(msgspec.Struct, frozen=True, kw_only=True):

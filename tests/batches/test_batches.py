@@ -740,6 +740,15 @@ def test_from_config_normalises(config, monkeypatch):
         Stager.from_config(config)
 
 
+def test_from_config_casts(config):
+    config.write_text(config.read_text().replace("seed = 3", 'seed = 3\ndtype = "float16"'))
+    with Stager.from_config(config) as one, Stager.from_config(config, dtype="float32") as whole:
+        assert (next(one.batches()).x.dtype, next(whole.batches()).x.dtype) == (np.float16, np.float32)
+    config.write_text(config.read_text().replace("float16", "float8"))
+    with pytest.raises(ConfigError, match="dtype is 'float8'"):
+        Stager.from_config(config)
+
+
 def test_from_config_derives_first(config, make):
     derived = '[derive]\ncolumns = ["range"]\nfill = "previous"\ncap = 3\n\n[batches]'
     config.write_text(config.read_text().replace("[batches]", derived))
