@@ -97,10 +97,11 @@ class BenchReport:
 
     @property
     def bound(self) -> Literal["step", "loader"] | None:
-        """Which of the two alone is slower, and so bounds the training; None without a step."""
-        if self.step is None:
+        """What bounds the training: the loader, where it is slower than the step alone or takes most of the time, as
+        it may where both share the processor; None without a step."""
+        if self.step is None or self.loader_share is None:
             return None
-        return "step" if self.step.median <= self.loader.median else "loader"
+        return "loader" if self.loader.median < self.step.median or self.loader_share > 0.5 else "step"
 
     @property
     def loader_share(self) -> float | None:
@@ -140,7 +141,7 @@ class BenchReport:
         if self.step is not None and self.training is not None:
             yield "step", f"{self.step}, {self.step_name} alone on one batch"
             yield "training", f"{self.training}, loader and step"
-            yield "bound", self._verdict(self.step)
+            yield "bound", self._verdict(self.step, self.training)
         yield from self.stats.lines()
 
     def _gbps(self, rate: Rate) -> float:
@@ -151,12 +152,11 @@ class BenchReport:
         ceiling, name = (self.bus_gbps, "pinned copy") if over_bus else (self.copy_gbps, "copy")
         return f"{rate}, {self._gbps(rate):.1f} GB/s, {self._gbps(rate) / ceiling:.0%} of the {name}"
 
-    def _verdict(self, step: Rate) -> str:
-        share = f"the loader takes {self.loader_share:.0%} of the time"
-        if self.bound == "step":
-            return f"by the step: {share}, and could give {self.loader.median / step.median:.1f} times as many samples"
+    def _verdict(self, step: Rate, training: Rate) -> str:
+        other, rate = ("loader", self.loader) if self.bound == "step" else ("step", step)
         return (
-            f"by the loader: {share}; the step could take {step.median / self.loader.median:.1f} times as many samples"
+            f"by the {self.bound}: the loader takes {self.loader_share:.0%} of the time; the {other} alone does "
+            f"{rate.median / training.median:.1f} times as many samples"
         )
 
 

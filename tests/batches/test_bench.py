@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from stager import Stager
 from stager.batches import bench as benching
 from stager.batches.bench import bench, measure
+from stager.batches.bench_report import Rate
 from stager.batches.training_step import StepError, load_step
 from stager.errors import ConfigError, SampleError
 from stager.packs.packing import pack
@@ -182,6 +184,46 @@ def test_a_step_that_does_nothing_is_bound_by_the_loader():
     assert report.loader_share > 0.5
     assert report.loader_share == pytest.approx(1 - report.training.median / report.step.median)
     assert dict(report.lines())["bound"].startswith("by the loader: ")
+
+
+@pytest.mark.parametrize(
+    ("loader", "step", "training", "bound", "share", "words"),
+    [
+        (
+            1000.0,
+            100.0,
+            95.0,
+            "step",
+            0.05,
+            "by the step: the loader takes 5% of the time; the loader alone does 10.5 ",
+        ),
+        (
+            100.0,
+            1000.0,
+            100.0,
+            "loader",
+            0.9,
+            "by the loader: the loader takes 90% of the time; the step alone does 10.0 ",
+        ),
+        # Measured a little faster than the step alone.
+        (1000.0, 100.0, 101.0, "step", 0.0, "the loader takes 0% of the time"),
+        # Both on the same cores.
+        (
+            150.0,
+            100.0,
+            40.0,
+            "loader",
+            0.6,
+            "by the loader: the loader takes 60% of the time; the step alone does 2.5 ",
+        ),
+    ],
+)
+def test_which_of_the_two_bounds_a_training(loader, step, training, bound, share, words):
+    rates = {"loader": loader, "step": step, "training": training}
+    made = {name: Rate(value, value, value, 5) for name, value in rates.items()}
+    report = replace(benched(seconds=0.05), step_name="step", **made)
+    assert (report.bound, report.loader_share) == (bound, pytest.approx(share))
+    assert words in dict(report.lines())["bound"]
 
 
 def test_everything_is_plain_values_too():
