@@ -17,7 +17,7 @@ import numpy as np
 from stager.batches.batch import Batch
 from stager.batches.bench_report import BenchReport, Rate
 from stager.batches.configured import read_configuration
-from stager.batches.frameworks import Framework, check_framework
+from stager.batches.frameworks import Framework, check_framework, hand_out
 from stager.batches.resident import PackSource, Resident, StagingOptions, as_pack, stage_as, staging_options
 from stager.batches.stager import Stager
 from stager.batches.stats import ServingStats
@@ -91,8 +91,11 @@ def _told(
     progress: Progress | None,
 ) -> tuple[Pack, StagingOptions, dict[str, Any]]:
     if config is None:
-        sizes = {"window": window or WINDOW, "batch_size": batch_size or BATCH_SIZE}
-        return as_pack(source, progress), staging_options(device or "auto"), sizes
+        sizes = {
+            "window": WINDOW if window is None else window,
+            "batch_size": BATCH_SIZE if batch_size is None else batch_size,
+        }
+        return as_pack(source, progress), staging_options("auto" if device is None else device), sizes
     asked = {"window": window, "batch_size": batch_size, "device": device}
     told = read_configuration(config, {"source": source, **asked})
     assert told.staging is not None
@@ -223,6 +226,8 @@ def _alone(step: TrainingStep, batch: Batch, wait: Callable[[Any], None]) -> Cal
 def _waits(device: int | None, to: Framework | None) -> tuple[Callable[..., None], Callable[[Any], None]]:
     """Waits for the batches that were handed out, and for all that a step has queued and what it returned."""
     if device is None:
+        # Imports the framework, which is no part of the first batch.
+        hand_out(np.zeros(1, np.float32), to)
 
         def wait(result: Any = None) -> None:
             pass
@@ -247,10 +252,10 @@ def _waits(device: int | None, to: Framework | None) -> tuple[Callable[..., None
 
 def _ceilings(device: int | None) -> tuple[float, float]:
     from stager.cuda.driver import pinned_copy_gbps
-    from stager.cuda.measuring import device_copy_gbps
+    from stager.cuda.measuring import copy_nbytes, device_copy_gbps
 
     assert device is not None
-    return device_copy_gbps(device), pinned_copy_gbps(device)
+    return device_copy_gbps(device, copy_nbytes(device)), pinned_copy_gbps(device, copy_nbytes(device))
 
 
 def _host_copy_gbps(batch_nbytes: int, rows_nbytes: int, seconds: float) -> float:

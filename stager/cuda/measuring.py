@@ -14,18 +14,15 @@ _LEAST_NBYTES = 1 << 20
 _COPIES = 10
 
 
-def device_copy_gbps(device: int, nbytes: int = _COPY_NBYTES) -> float:
-    """The ceiling of a gather: best of ten copies on the device, in 10^9 bytes written a second.
-
-    Parameters
-    ----------
-    device : int
-    nbytes : int
-        Bytes to copy; fewer where memory is short. They should be more than the device's cache holds.
-    """
+def copy_nbytes(device: int) -> int:
+    """Bytes to copy that are more than the device's cache holds; fewer where its memory is short."""
     with cupy.cuda.Device(device):
-        # Half of what is free at most, for both ends.
-        nbytes = min(nbytes, max(runtime.memGetInfo()[0] // 4, _LEAST_NBYTES))
+        return min(_COPY_NBYTES, max(int(runtime.memGetInfo()[0]) // 4, _LEAST_NBYTES))
+
+
+def device_copy_gbps(device: int, nbytes: int) -> float:
+    """The ceiling of a gather: best of ten copies on the device, in GB written a second (10**9 bytes)."""
+    with cupy.cuda.Device(device):
         source, target = cupy.cuda.Memory(nbytes), cupy.cuda.Memory(nbytes)
         stream = cupy.cuda.Stream(non_blocking=True)
         begin, end = cupy.cuda.Event(), cupy.cuda.Event()

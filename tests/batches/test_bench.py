@@ -259,6 +259,18 @@ def test_seconds_must_be_some(seconds):
         bench("nowhere.pack", seconds=seconds)
 
 
+def test_sizes_that_are_none_are_refused():
+    for name in ("window", "batch_size"):
+        with pytest.raises(SampleError, match=f"{name} is 0"):
+            benched(**{name: 0})
+
+
+def test_a_framework_that_is_missing_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match="pip install torch"):
+        benched(to="torch")
+
+
 def test_a_framework_that_is_none_is_refused():
     with pytest.raises(SampleError, match="to is 'keras'"):
         benched(to="keras")
