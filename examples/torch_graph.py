@@ -64,7 +64,7 @@ class Training:
 
 def captured(training: Training, st: Stager) -> tuple[Any, Any]:
     """The graph of one step and its batch, which stands behind the batches of the warm-up."""
-    from stager.cuda.graphs import GraphBatch
+    from stager.cuda import GraphBatch
 
     torch, batch = training.torch, GraphBatch(st, to="torch")
     # As torch asks: the warm-up is on a side stream. Its batches are trained on like any others.

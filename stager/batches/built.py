@@ -41,6 +41,7 @@ class Request:
     """What is made of bars and served from them."""
 
     window: int
+    dilation: int
     target: Targets
     select: Chosen
     normalize: Normalize
@@ -219,7 +220,7 @@ class Built:
 
     def find(self, target: Targets, normalize: Normalize) -> tuple[Pack, SampleIndex]:
         """The samples with a target."""
-        return find_samples(self.prepared, self.request.window, target, self._select, normalize)
+        return find_samples(self.prepared, self.request.window, target, self._select, normalize, self.request.dilation)
 
     def windows(self, rows: Int64) -> npt.NDArray[np.float32]:
         """(n, window, n_symbols, n_columns) float32: what is served at decision rows, the mask of a panel as a column.
@@ -227,10 +228,10 @@ class Built:
         Bars that are not of a panel have one symbol here.
         """
         index = self.index
-        x = self._gather.gather(rows)[0].reshape(len(rows), index.window, max(1, len(self.symbols)), -1)
+        x = self._gather.gather(rows)[0].reshape(len(rows), index.length, max(1, len(self.symbols)), -1)
         if not isinstance(index, PanelIndex):
             return x
-        seen = index.mask[rows[:, None] + np.arange(1 - index.window, 1)].astype(np.float32)
+        seen = index.mask[rows[:, None] + np.arange(1 - index.window, 1, index.dilation)].astype(np.float32)
         return np.concatenate([x, seen[..., None]], axis=-1)
 
     @cached_property

@@ -31,6 +31,7 @@ class BatchOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     window: Annotated[int, msgspec.Meta(ge=1)]
     batch_size: Annotated[int, msgspec.Meta(ge=1)]
+    dilation: Annotated[int, msgspec.Meta(ge=1)] = 1
     seed: int = 0
     shuffle: Literal["full", "block", "time"] | bool = "full"
     block: Annotated[int, msgspec.Meta(ge=1)] | None = None

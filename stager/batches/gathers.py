@@ -166,8 +166,8 @@ class OnGpu:
             dtypes = [dtype, "float32", "float32"][: len(parts)]
             n_served = len(parts[0].columns) if parts[0].columns is not None else resident.rows.shape[1]
             fields = [
-                Field((index.window, self._n_symbols, n_served // self._n_symbols), dtype),
-                Field((index.window, _padded(self._n_symbols)), "bool"),
+                Field((index.length, self._n_symbols, n_served // self._n_symbols), dtype),
+                Field((index.length, _padded(self._n_symbols)), "bool"),
                 *(() if y_shape is None else (Field(y_shape),)),
             ]
         self._gathers: list[WindowGather] = [
@@ -220,7 +220,7 @@ def _parts(panel: PanelIndex) -> list[SampleIndex]:
     """What is gathered for a sample of a panel: windows of rows and mask, and the decision row of the targets."""
     plain = replace(panel, columns=None, methods=None, fitted=None, y=None, close_column=0)
     windows = panel.of_rows_as_they_lie()
-    return [windows, plain, *(() if panel.y is None else (replace(plain, window=1),))]
+    return [windows, plain, *(() if panel.y is None else (replace(plain, window=1, dilation=1),))]
 
 
 def _y_shape(panel: PanelIndex) -> tuple[int, ...] | None:

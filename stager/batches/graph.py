@@ -63,6 +63,6 @@ def graph_source(st: Served, gather: Any, schedule: Callable[[int], Schedule]) -
         st.sample_id(epoch, batch, 0)
 
     return GraphSource(
-        rows, gather.windows, st.batch_size, len(st), first.stride, first.shift, st.window * rows.shape[1] * 4,
+        rows, gather.windows, st.batch_size, len(st), first.stride, first.shift, gather.windows.reach_nbytes,
         lambda epoch: schedule(epoch).order, check,
     )  # fmt: skip

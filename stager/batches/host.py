@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -50,12 +51,15 @@ class HostGather:
 
     def __init__(self, rows: FloatArray, index: SampleIndex, dtype: DType = "float32") -> None:
         self._index, self._dtype = index, dtype
-        window, n_columns = index.window, rows.shape[1]
-        self._row_shape = (window, n_columns)
+        window, n_columns, step = index.window, rows.shape[1], index.dilation
+        self._shape = (index.length, n_columns)
         # Overlapping windows as rows of one matrix: NumPy then copies a window as one piece.
-        self._windows = as_strided(
-            rows.reshape(-1), (len(rows) - window + 1, window * n_columns), (4 * n_columns, 4), writeable=False
-        )
+        n_starts, flat = len(rows) - window + 1, rows.reshape(-1)
+        shape: tuple[int, ...] = (n_starts, window * n_columns)
+        strides: tuple[int, ...] = (4 * n_columns, 4)
+        if step > 1:
+            shape, strides = (n_starts, *self._shape), (4 * n_columns, 4 * n_columns * step, 4)
+        self._windows = as_strided(flat, shape, strides, writeable=False)
         self._closes = rows[:, index.close_column]
         # Until it has seen a block of that size freed, glibc gives the memory of batches back to the system; the page
         # faults of the next ones took longer than the copies.
@@ -70,7 +74,7 @@ class HostGather:
 
     def batches(self, schedule: Schedule, first: int, stop: int) -> Iterator[Group]:
         """Windows, and targets where there are some, of batches ``first : stop``, in order; small ones share arrays."""
-        per_task = max(1, _TASK_NBYTES // (4 * schedule.typical_size * self._windows.shape[1]))
+        per_task = max(1, _TASK_NBYTES // (4 * schedule.typical_size * math.prod(self._shape)))
         per_order = per_task * max(1, _ORDER_POSITIONS // (per_task * schedule.typical_size))
         n_ahead = min(thread_count(), _MOST_THREADS)
         orders: deque[Future[tuple[IntArray, IntArray]]] = deque()
@@ -152,7 +156,7 @@ class HostGather:
     def gather(self, decisions: IntArray) -> Group:
         """Windows and targets of some decision rows."""
         started = time.perf_counter()
-        windows = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._row_shape)
+        windows = self._windows[decisions - (self._index.window - 1)].reshape(len(decisions), *self._shape)
         x = windows if self._index.columns is None else np.take(windows, self._index.columns, axis=2)
         if self._index.methods is not None:
             apply(x, self._index.methods, self._last_closes(windows, decisions), self._index.fitted)

@@ -81,6 +81,7 @@ def leaktest(
     source: PackSource,
     *,
     window: int,
+    dilation: int = 1,
     target: Targets = None,
     select: Chosen = Select(),  # noqa: B008 - frozen
     normalize: str | Normalize = "none",
@@ -96,7 +97,7 @@ def leaktest(
     ----------
     source : Pack, path, or pyarrow.Table
         The bars themselves, before anything is derived from them.
-    window, target, normalize
+    window, dilation, target, normalize
         As of a :class:`stager.Stager`.
     select : Select or callable
         A function of the prepared pack, if you choose by what is in it.
@@ -132,7 +133,7 @@ def leaktest(
             "the pack is a panel; give the bars that it was made of, and how: panel=Panel(...), or [panel] in a "
             "configuration"
         )
-    request = Request(window, target, select, as_normalize(normalize), prepare, panel, split)
+    request = Request(window, dilation, target, select, as_normalize(normalize), prepare, panel, split)
     now = Built(bars, request, strict=True)
     rng = np.random.default_rng(seed)
     instants = np.unique(now.samples.decisions)
@@ -172,7 +173,7 @@ def leaktest_of(source: PackSource, config: str | Path, *, decisions: int = 8, s
     ConfigError, SampleError, BarsError, PackError
     """
     told = read_configuration(config, {"source": source})
-    arguments = {name: told.arguments[name] for name in ("window", "target", "select", "normalize")
+    arguments = {name: told.arguments[name] for name in ("window", "dilation", "target", "select", "normalize")
                  if name in told.arguments}  # fmt: skip
     return leaktest(
         told.source, **arguments, prepare=told.recipe, panel=told.panel, split=read_scheme(config), decisions=decisions,

@@ -32,13 +32,14 @@ class Served:
     ----------
     plan : Plan
         What is served and what it takes.
-    window : int
+    window, dilation : int
     target : Target, Labels, a sequence of them, or None
     dtype : {"float32", "float16", "bfloat16"}
     """
 
     plan: Plan
     window: int
+    dilation: int
     target: Targets
     dtype: DType
     _scaling: Normalize
@@ -226,7 +227,7 @@ class Served:
         """
         rows = self.resident.rows
         decision = int(self._index.rows(np.array([self.sample_id(epoch, batch, sample)]))[0])
-        window = rows[decision - self.window + 1 : decision + 1]
+        window = rows[decision - self._index.window + 1 : decision + 1 : self._index.dilation]
         panel = self.resident.pack.manifest.panel
         return window if panel is None else window.reshape(self.window, len(panel.symbols), -1)
 

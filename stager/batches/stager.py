@@ -41,6 +41,8 @@ class Stager(Served):
         nothing of it. Anything else is staged and owned.
     window : int
         Rows of a window, the decision row last.
+    dilation : int
+        Rows from one row of a window to the next: with 5, a window of 64 rows spans 316, all of one run.
     target : Target, Labels, or a sequence of them, optional
         One gives ``batch.y (batch,)``, a sequence ``(batch, n_targets)``, where a sample has at least one of them.
         None serves every complete window, the newest included.
@@ -96,6 +98,7 @@ class Stager(Served):
         source: Resident | PackSource,
         *,
         window: int,
+        dilation: int = 1,
         target: Targets = None,
         batch_size: int,
         seed: int = 0,
@@ -116,13 +119,15 @@ class Stager(Served):
             batch_size=batch_size, seed=seed, shuffle=shuffle, block=block, last=last, ranks=ranks, sampling=sampling,
             weights=weights,
         )  # fmt: skip
-        if not is_index(window, 1 << 62) or window == 0:
-            raise SampleError(f"window is {window!r}; it must be an integer of at least 1 row")
+        for name, value in (("window", window), ("dilation", dilation)):
+            if not is_index(value, 1 << 62) or value == 0:
+                raise SampleError(f"{name} is {value!r}; it must be an integer of at least 1 row")
         if isinstance(source, Resident) and (device, placement) != ("auto", "auto"):
             raise ConfigError("device and placement belong to stage(); a Resident lies where it was staged")
         if dtype not in get_args(DType):
             raise SampleError(f"dtype is {dtype!r}; there are {', '.join(map(repr, get_args(DType)))}")
-        self.target, self.window, self.dtype, self._scaling = target, window, dtype, as_normalize(normalize)
+        self.target, self.window, self.dilation, self.dtype = target, int(window), int(dilation), dtype
+        self._scaling = as_normalize(normalize)
         self._owned = not isinstance(source, Resident)
         if isinstance(source, Resident):
             resident = source
@@ -130,7 +135,7 @@ class Stager(Served):
             resident = stage(source, device=device, placement=placement)
         self._resident: Resident | None = resident
         try:
-            self._pack, index = find_samples(resident.pack, window, target, select, self._scaling)
+            self._pack, index = find_samples(resident.pack, window, target, select, self._scaling, dilation)
             self._open(resident, by_time(self._pack, index) if options.by_instant else index, options)
         except BaseException:
             self.close()

@@ -117,6 +117,10 @@ class Tables(Protocol):
     @property
     def window(self) -> int: ...
     @property
+    def length(self) -> int: ...
+    @property
+    def dilation(self) -> int: ...
+    @property
     def span_rows(self) -> npt.NDArray[np.int64]: ...
     @property
     def span_ids(self) -> npt.NDArray[np.int64]: ...
@@ -223,12 +227,14 @@ class WindowGather:
         #: The schedule that was served last, and its order as the kernels take it.
         self._order: tuple[Any, Any] = None, None
         self._windows = np.zeros((), WINDOWS)
-        self._windows["window"], self._windows["step"] = index.window, 1
+        self._windows["window"], self._windows["step"] = index.length, index.dilation
         self._windows["row_floats"], self._windows["n_columns"] = n_columns, n_served
-        window = Field((index.window, n_served), dtype)
+        window = Field((index.length, n_served), dtype)
+        #: Bytes from the begin of a window's first row to the end of its last.
+        self.reach_nbytes = 4 * index.window * n_columns
         self.fields = (window,) if index.y is None else (window, Field(index.y.shape[1:]))
         self._columns, self._has_stats, self._next = None, False, None
-        if index.columns is None and index.methods is None and dtype == "float32":
+        if index.columns is None and index.methods is None and dtype == "float32" and index.dilation == 1:
             width, n = _copying(rows.data.ptr, index.window, n_columns)
             kernel, self._next = f"copy_windows_{width}", self._kernels[f"next_windows_{width}"]
             self._lanes = min(_THREADS, max(8, 1 << (n - 1).bit_length()))
@@ -358,7 +364,7 @@ def _copying(pointer: int, window: int, n_columns: int) -> tuple[str, int]:
 
 def _serving(pointer: int, index: Tables, n_columns: int, n_served: int) -> tuple[str, int, int]:
     """The kernel that serves columns, but for its type; the stores that a window takes, and by how many lanes."""
-    n = index.window * n_served
+    n = index.length * n_served
     divided = index.methods is not None and bool(np.isin(index.methods, (_ZSCORE, _FITTED)).any())
     wide = 8 if n % 8 == 0 and not divided and _one_close(index, n_served, 8) else 4
     period = n_served // math.gcd(n_served, wide)

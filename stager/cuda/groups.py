@@ -95,7 +95,7 @@ class Group:
         if _is_capturing(stream):
             raise CaptureActiveError(
                 "the current stream captures a CUDA graph, of which a batch that is handed out is no part; take "
-                "batches outside the capture, or capture a stager.cuda.graphs.GraphBatch"
+                "batches outside the capture, or capture a stager.cuda.GraphBatch"
             )
         events = self.events
         if isinstance(stream, WholeDevice):

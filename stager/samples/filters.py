@@ -188,13 +188,18 @@ def on_stride(pack: Pack, stride: int) -> BoolArray:
     return chosen
 
 
-def complete_windows(pack: Pack, columns: Sequence[str], window: int) -> BoolArray:
-    """(n_rows,) bool: no value is missing in the `window` rows up to this one."""
+def complete_windows(pack: Pack, columns: Sequence[str], window: int, dilation: int = 1) -> BoolArray:
+    """(n_rows,) bool: no value is missing in the `window` rows up to this one, or in each `dilation`-th of them."""
     bad = np.zeros(pack.n_rows, bool)
     for name in columns:
         bad |= ~np.isfinite(pack.column(name))
     rows = np.flatnonzero(bad)
-    return ~covered(rows, np.minimum(rows + window, pack.n_rows), pack.n_rows)
+    if dilation == 1:
+        return ~covered(rows, np.minimum(rows + window, pack.n_rows), pack.n_rows)
+    complete = np.ones(pack.n_rows, bool)
+    for later in range(0, window, dilation):
+        complete[rows[rows < pack.n_rows - later] + later] = False
+    return complete
 
 
 def positive(pack: Pack, column: str) -> BoolArray:

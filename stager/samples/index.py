@@ -64,7 +64,9 @@ class SampleIndex:
     Attributes
     ----------
     window : int
-        Rows of a window.
+        Rows from a window's first to its last.
+    dilation : int
+        Rows from one row of a window to the next.
     span_rows : (n_spans,) int64
         The first decision row of each span.
     span_ids : (n_spans + 1,) int64
@@ -106,11 +108,17 @@ class SampleIndex:
     close_column: int = 0
     fitted: Fitted | None = None
     close_columns: IntArray | None = None
+    dilation: int = 1
     warnings: tuple[str, ...] = ()
 
     @property
     def n_samples(self) -> int:
         return int(self.span_ids[-1])
+
+    @property
+    def length(self) -> int:
+        """Rows of a window."""
+        return (self.window - 1) // self.dilation + 1
 
     @cached_property
     def nbytes(self) -> int:
@@ -120,7 +128,9 @@ class SampleIndex:
     @cached_property
     def digest(self) -> str:
         """Hash of what decides which sample is which and what it holds, beyond the data themselves."""
-        state = hashlib.blake2b(str(self.window).encode(), digest_size=16)
+        state = hashlib.blake2b(
+            f"{self.window}{'' if self.dilation == 1 else f' every {self.dilation}'}".encode(), digest_size=16
+        )
         for table in (self.span_rows, self.span_ids, self.columns, self.methods, self.fitted, self.y):
             if table is None:
                 state.update(b"none")
@@ -185,7 +195,9 @@ class SampleIndex:
         return int(np.maximum(counts - (self.window - 1) - reach, 0).sum())
 
 
-def build_index(pack: Pack, window: int, target: Targets, select: Select, normalize: Normalize = RAW) -> SampleIndex:
+def build_index(
+    pack: Pack, window: int, target: Targets, select: Select, normalize: Normalize = RAW, dilation: int = 1
+) -> SampleIndex:
     """Find the samples.
 
     Parameters
@@ -197,6 +209,8 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
         A row needs one of its targets to end a sample; None serves every complete window.
     select : Select
     normalize : Normalize
+    dilation : int
+        Rows from one row of a window to the next, at least 1.
 
     Returns
     -------
@@ -207,8 +221,10 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
     SampleError
         If there is no sample, naming the numbers that say why.
     """
-    if isinstance(window, bool) or not isinstance(window, (int, np.integer)) or window < 1:
-        raise SampleError(f"window is {window!r}; it must be an integer of at least 1 row")
+    for name, value in (("window", window), ("dilation", dilation)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise SampleError(f"{name} is {value!r}; it must be an integer of at least 1 row")
+    window, dilation = (int(window) - 1) * int(dilation) + 1, int(dilation)
     if pack.manifest.panel is not None:
         raise SampleError("the pack is a panel, which has no samples of its own here; give the pack it was made from")
     wanted, columns = as_targets(target), _columns(pack, select)
@@ -220,12 +236,12 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
     sources = tuple(source_of(pack, breaks, runs, one, filled) for one in wanted)
     reasons = dict.fromkeys(REASONS, 0)
     # A window longer than the pack is as good as one row longer, and fits int64.
-    n_needed = min(int(window), pack.n_rows + 1)
+    n_needed = min(window, pack.n_rows + 1)
     lows, highs = _candidates(pack, runs, n_needed, select, reasons)
     served = pack.columns if columns is None else columns
     methods = normalize.methods([pack.manifest.columns[pack.columns.index(name)] for name in served])
     by_close = methods is not None and LAST in methods
-    masks = _masks(pack, select, served, filled, by_close, n_needed)
+    masks = _masks(pack, select, served, filled, by_close, n_needed, dilation)
     y = None
     ends: list[LabelEnds] = []
     if not sources and not masks:
@@ -249,8 +265,9 @@ def build_index(pack: Pack, window: int, target: Targets, select: Select, normal
         raise SampleError(_no_sample(pack, window, target, select, reasons, longest))
     chosen = None if columns is None else np.array([pack.columns.index(name) for name in columns])
     index = SampleIndex(
-        int(window), span_rows, span_ids, y, reasons, longest, int((~runs.outside).sum()), breaks, tuple(ends),
+        window, span_rows, span_ids, y, reasons, longest, int((~runs.outside).sum()), breaks, tuple(ends),
         chosen, methods, pack.columns.index("close"), warnings=filters.doubted_splits(pack, select),
+        dilation=dilation,
     )  # fmt: skip
     return index.refit(pack)
 
@@ -265,7 +282,13 @@ def _columns(pack: Pack, select: Select) -> tuple[str, ...] | None:
 
 
 def _masks(
-    pack: Pack, select: Select, served: tuple[str, ...], filled: filters.BoolArray | None, by_close: bool, window: int
+    pack: Pack,
+    select: Select,
+    served: tuple[str, ...],
+    filled: filters.BoolArray | None,
+    by_close: bool,
+    window: int,
+    dilation: int,
 ) -> dict[str, Callable[[], filters.BoolArray]]:
     """What is left to look at row by row, in the order of the reasons."""
     masks: dict[str, Callable[[], filters.BoolArray]] = {}
@@ -277,7 +300,7 @@ def _masks(
         masks["not on the stride"] = lambda: filters.on_stride(pack, int(select.stride))
     incomplete = [column.name for column in pack.manifest.columns if column.n_missing and column.name in served]
     if incomplete:
-        masks["missing value in the window"] = lambda: filters.complete_windows(pack, incomplete, window)
+        masks["missing value in the window"] = lambda: filters.complete_windows(pack, incomplete, window, dilation)
     if by_close:
         masks["last close of the window not positive"] = lambda: filters.positive(pack, "close")
     return masks

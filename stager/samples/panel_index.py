@@ -186,7 +186,7 @@ class _Bars:
 
 
 def find_samples(
-    pack: Pack, window: int, target: Targets, select: Select, normalize: Normalize = RAW
+    pack: Pack, window: int, target: Targets, select: Select, normalize: Normalize = RAW, dilation: int = 1
 ) -> tuple[Pack, SampleIndex]:
     """The samples of any pack, and the pack whose rows decisions are: that of a panel has its axis as one symbol.
 
@@ -197,13 +197,13 @@ def find_samples(
     """
     layout = pack.manifest.panel
     if layout is None:
-        return pack, build_index(pack, window, target, select, normalize)
+        return pack, build_index(pack, window, target, select, normalize, dilation)
     axis = _axis(pack, layout)
     on_axis = Select(
         interval=select.interval, max_gap=select.max_gap, session=select.session, columns=select.columns,
         close_inclusive=select.close_inclusive, stride=select.stride, allow_filled=True,
     )  # fmt: skip
-    index = build_index(axis, window, None, on_axis)
+    index = build_index(axis, window, None, on_axis, dilation=dilation)
     names = [column.name for column in layout.columns]
     there = _there(pack, names, ["close"], filled=True)
     owners, places = np.nonzero(there.T)

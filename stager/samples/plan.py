@@ -37,7 +37,7 @@ class Plan:
     n_rows, n_symbols, n_runs, longest_run : int
     n_samples, n_batches : int
         Samples and batches of an epoch.
-    window, batch_size : int
+    window, dilation, batch_size : int
         `batch_size` is in samples, or in instants where there are any.
     columns : tuple of str
         Those that are served.
@@ -77,6 +77,7 @@ class Plan:
     n_samples: int
     n_batches: int
     window: int
+    dilation: int
     batch_size: int
     columns: tuple[str, ...]
     adjustment: str
@@ -140,6 +141,10 @@ class Plan:
         """Everything as plain values, for JSON."""
         return {**asdict(self), "usable": self.usable, "warnings": list(self.warnings)}
 
+    @property
+    def _apart(self) -> str:
+        return f", each {self.dilation} after the other," if self.dilation > 1 else ""
+
     def lines(self) -> list[tuple[str, str]]:
         """The table for people."""
         return [
@@ -147,7 +152,7 @@ class Plan:
             ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
             *self._panel_lines,
             ("usable", f"{self.usable:.1%} of the {'samples of the fold' if self.fold else 'selected rows'}"),
-            ("window", f"{self.window} rows of {', '.join(self.columns)}"),
+            ("window", f"{self.window} rows{self._apart} of {', '.join(self.columns)}"),
             ("normalize", self.normalize),
             ("adjustment", self.adjustment),
             ("target", self.target),
@@ -212,7 +217,7 @@ def make_plan(
     """The plan of a Stager; touches no device."""
     cells, width, mask = None, 1, 0
     if isinstance(index, PanelIndex):
-        cells, width, mask = index.counts, len(index.symbols), index.window * len(index.symbols)
+        cells, width, mask = index.counts, len(index.symbols), index.length * len(index.symbols)
     typical = batch_size if n_instants is None else index.n_samples * batch_size // n_instants
     wanted = as_targets(target)
     served = pack.columns if index.columns is None else tuple(pack.columns[column] for column in index.columns)
@@ -224,7 +229,8 @@ def make_plan(
         longest_run=index.longest_run,
         n_samples=index.n_samples,
         n_batches=n_batches,
-        window=index.window,
+        window=index.length,
+        dilation=index.dilation,
         batch_size=batch_size,
         columns=served,
         adjustment=pack.manifest.adjustment,
@@ -235,7 +241,7 @@ def make_plan(
         rows_nbytes=pack.rows_nbytes,
         tables_nbytes=index.nbytes + draws_nbytes,
         disk_nbytes=sum(file.size_nbytes for part in pack.manifest.segments for file in part.files.values()),
-        batch_nbytes=typical * ((index.window * len(served) + len(wanted)) * width * 4 + mask),
+        batch_nbytes=typical * ((index.length * len(served) + len(wanted)) * width * 4 + mask),
         device=device,
         placement=placement,
         path=path,

@@ -26,9 +26,8 @@ try:
     import cupy
     import torch
 
-    from stager.cuda import gather, groups, staging
+    from stager.cuda import GraphBatch, gather, groups, staging
     from stager.cuda.gather import WindowGather
-    from stager.cuda.graphs import GraphBatch
 except ImportError:  # the marker skips, or fails under --require-gpu
     pass
 
@@ -90,7 +89,8 @@ def test_windows_of_any_shape_fill_their_place_and_nothing_else(window, n_column
     for columns, scaled in ((None, False), (None, True), (rng.permutation(n_columns)[: n_columns // 2 + 1], True)):
         served = np.arange(n_columns) if columns is None else columns
         index = SimpleNamespace(
-            window=window, span_rows=np.array([window - 1]), span_ids=np.array([0, 778]), y=None, columns=columns,
+            window=window, length=window, dilation=1,
+            span_rows=np.array([window - 1]), span_ids=np.array([0, 778]), y=None, columns=columns,
             methods=methods[served] if scaled else None, close_column=n_columns - 1, close_columns=None,
             fitted=fitted[:, served],
         )  # fmt: skip
@@ -128,6 +128,20 @@ def test_casts_are_the_same_bits_everywhere(dtype, normalize, place):
             np.testing.assert_array_equal(theirs.x.get().view(np.uint16), mine.x.view(np.uint16))
             np.testing.assert_array_equal(theirs.y.get(), mine.y)
         del mine, theirs
+
+
+@pytest.mark.parametrize("place", ["device", "host"])
+@pytest.mark.parametrize("options", [{}, {"normalize": "zscore"}, {"dtype": "bfloat16"}, {"target": None}])
+@pytest.mark.parametrize(("window", "dilation"), [(1, 5), (7, 2), (16, 5), (8, 9)])
+def test_rows_of_windows_lie_apart_everywhere(window, dilation, options, place):
+    options = {"window": window, "dilation": dilation, **options}
+    table = bar_table(STEPS)
+    with stager_of(table, device="cpu", **options) as one, stager_of(table, placement=place, **options) as other:
+        for mine, theirs in zip(one.batches(1, to="torch"), other.batches(1, to="torch"), strict=True):
+            assert torch.equal(mine.x, theirs.x.cpu())
+        view = other.view(1, 0, 3)
+        np.testing.assert_array_equal(view.get(), one.view(1, 0, 3))
+        del mine, theirs, view
 
 
 # -------------------------------------------------------------------------------- frameworks
@@ -423,7 +437,9 @@ def test_memory_returns_to_the_baseline():
 
 
 @pytest.mark.parametrize("to", [None, "torch"])
-@pytest.mark.parametrize("options", [{}, {"normalize": "zscore"}, {"dtype": "float16"}, {"target": None}])
+@pytest.mark.parametrize(
+    "options", [{}, {"normalize": "zscore"}, {"dtype": "float16"}, {"target": None}, {"dilation": 3}]
+)
 def test_a_graph_serves_batch_after_batch(options, to):
     with stager_of(bar_table(STEPS), last="drop", **options) as st:
         batch = GraphBatch(st, to=to, epochs=4)

@@ -14,7 +14,7 @@ with contextlib.suppress(ImportError):  # the marker skips, or fails under --req
     import cupy
 
     from stager.cuda import groups
-    from stager.cuda.graphs import GraphBatch
+    from stager.cuda import GraphBatch
 
 pytestmark = pytest.mark.gpu
 

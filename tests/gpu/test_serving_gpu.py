@@ -42,7 +42,7 @@ def bits(array):
 # -------------------------------------------------------------------------------- the gather
 
 
-PLAIN = {"columns": None, "methods": None, "close_column": 0, "close_columns": None, "fitted": None}
+PLAIN = {"columns": None, "methods": None, "close_column": 0, "close_columns": None, "fitted": None, "dilation": 1}
 
 
 def gather_of(rows, index):
@@ -58,6 +58,7 @@ def made_up_index(n_rows, window, rng):
     y[::17] = np.nan
     return rows, SimpleNamespace(
         window=window,
+        length=window,
         span_rows=rows[edges],
         span_ids=np.append(edges, len(rows)).astype(np.int64),
         y=y,
@@ -149,7 +150,9 @@ def test_all_widths_of_copies_occur():
     vectors = set()
     for n_columns, window in ((1, 3), (2, 3), (4, 3), (3, 4)):
         rows, _, _ = staging.to_device(host[:, :n_columns].copy(), driver, Watch(1, 60), n_cores=8)
-        index = SimpleNamespace(window=window, span_rows=np.array([2]), span_ids=np.array([0, 98]), y=None, **PLAIN)
+        index = SimpleNamespace(
+            window=window, length=window, span_rows=np.array([2]), span_ids=np.array([0, 98]), y=None, **PLAIN
+        )
         one = WindowGather(rows, index, 60)
         vectors |= {name for name, kernel in gather.kernels(0).items() if kernel is one._kernel}
         one.close()
@@ -160,7 +163,7 @@ def test_groups_cut_an_epoch_anywhere(monkeypatch):
     host = np.arange(5000, dtype=np.float32).reshape(-1, 1)
     driver = staging.prepare(0, Watch(0, 60))
     rows, _, _ = staging.to_device(host, driver, Watch(1, 60), n_cores=8)
-    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, 5000]), y=None, **PLAIN)
+    index = SimpleNamespace(window=1, length=1, span_rows=np.array([0]), span_ids=np.array([0, 5000]), y=None, **PLAIN)
     one, order = gather_of(rows, index), Order(5000, 1)
     right = order.sample_ids(0, 5000)
     for group_nbytes in (1, 400, 4096, 1 << 20):
@@ -184,7 +187,7 @@ def test_the_order_on_the_device_is_numpys(n):
     host = np.arange(n, dtype=np.float32).reshape(-1, 1)
     driver = staging.prepare(0, Watch(0, 60))
     rows, _, _ = staging.to_device(host, driver, Watch(host.nbytes, 60), n_cores=8)
-    index = SimpleNamespace(window=1, span_rows=np.array([0]), span_ids=np.array([0, n]), y=None, **PLAIN)
+    index = SimpleNamespace(window=1, length=1, span_rows=np.array([0]), span_ids=np.array([0, n]), y=None, **PLAIN)
     one = gather_of(rows, index)
     for seed, epoch in ((0, 0), (7, 3), ((1 << 64) - 1, (1 << 63) - 1)):
         order = Order(n, seed, epoch)
