@@ -1,4 +1,4 @@
-"""What a batch inside a CUDA graph is made from, see :class:`stager.cuda.graphs.GraphBatch`."""
+"""What a batch inside a CUDA graph is made from, see :class:`stager.cuda.GraphBatch`."""
 
 from __future__ import annotations
 

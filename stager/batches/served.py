@@ -156,7 +156,7 @@ class Served:
         return self._gather.stats
 
     def graph_source(self) -> GraphSource:
-        """What :class:`stager.cuda.graphs.GraphBatch` needs.
+        """What :class:`stager.cuda.GraphBatch` needs.
 
         Raises
         ------

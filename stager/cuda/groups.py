@@ -7,6 +7,7 @@ group whose last batch the caller's loop still refers to, three slots go round.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -99,8 +100,10 @@ class Group:
             )
         events = self.events
         if isinstance(stream, WholeDevice):
+            started = time.perf_counter()
             events.ready.synchronize()
-        elif events.got is not None:
+            events.waited_seconds = time.perf_counter() - started
+        elif events.is_handed:
             stream.wait_event(events.ready)
         else:
             events.asked, events.got = cupy.cuda.Event(), cupy.cuda.Event()

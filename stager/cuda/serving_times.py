@@ -19,12 +19,20 @@ class GroupEvents:
         On the gather's stream: before it waits for the slot, and before and after it gathers.
     asked, got : cupy.cuda.Event or None
         On the consumer's stream: before and after it waits for the group.
+    waited_seconds : float or None
+        How long the host waited, for a consumer whose stream is not known.
     """
 
     def __init__(self) -> None:
         self.queued, self.begun, self.ready = (cupy.cuda.Event() for _ in range(3))
         self.asked: cupy.cuda.Event | None = None
         self.got: cupy.cuda.Event | None = None
+        self.waited_seconds: float | None = None
+
+    @property
+    def is_handed(self) -> bool:
+        """The group was handed to a consumer."""
+        return self.got is not None or self.waited_seconds is not None
 
 
 @dataclass
@@ -64,7 +72,7 @@ class ServingTimes:
             self.n_samples += n_samples
             self.nbytes += nbytes
             self.n_copied += n_copied
-            if events.got is not None:
+            if events.is_handed:
                 self._pending.append((events, nbytes))
             if len(self._pending) == _MOST_PENDING:
                 self._look()
@@ -78,12 +86,13 @@ class ServingTimes:
     def _look(self) -> None:
         while self._pending:
             events, nbytes = self._pending[0]
-            asked, got = events.asked, events.got
-            if asked is None or got is None or not (got.done and events.ready.done):
+            asked, got, elapsed = events.asked, events.got, cupy.cuda.get_elapsed_time
+            if not events.ready.done or not (got is None or got.done):
                 return
             self._pending.popleft()
-            elapsed = cupy.cuda.get_elapsed_time
             self.timed_nbytes += nbytes
             self.gather_waited_seconds += elapsed(events.queued, events.begun) / 1e3
             self.gather_seconds += elapsed(events.begun, events.ready) / 1e3
-            self.consumer_waited_seconds += elapsed(asked, got) / 1e3
+            if asked is not None and got is not None:
+                self.consumer_waited_seconds += elapsed(asked, got) / 1e3
+            self.consumer_waited_seconds += events.waited_seconds or 0.0

@@ -13,8 +13,7 @@ from stager import PurgedKFold, Ranks, Stager, Target
 with contextlib.suppress(ImportError):  # the marker skips, or fails under --require-gpu
     import cupy
 
-    from stager.cuda import groups
-    from stager.cuda import GraphBatch
+    from stager.cuda import GraphBatch, groups
 
 pytestmark = pytest.mark.gpu
 
