@@ -2,7 +2,8 @@
 
 Bars nearly always come in the order of time, symbol after symbol or all symbols at each time. So only the symbol is
 sorted by: each range is sorted in the cache by its 8 or 16 bit codes (a radix sort) and written to where its symbols'
-rows belong. Then the times inside every symbol are looked at, and only symbols out of order are sorted by time.
+rows belong. Then the times inside every symbol are looked at, and only symbols out of order are sorted by time. Of rows
+that are more than memory holds, :mod:`stager.bars.sheets` brings the same order about in parts.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from stager.bars.checks import Piece
+from stager.bars.options import Duplicates
 from stager.bars.threads import parallel, thread_count
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 Float32 = npt.NDArray[np.float32]
+# Takes the number of a column and some of its values.
+Cast: TypeAlias = Callable[[int, Float64], Float32]
 
 _RANGE_ROWS = 1 << 17
 
@@ -42,6 +46,11 @@ class Placed:
     where: slice | Int64
     order: Int64 | None
 
+    def fill(self, number: int, out: npt.NDArray[Any], cast: Cast | None = None) -> None:
+        """Write a column's values to their places in ``out``, cast to its type where that is another."""
+        values = self.part.columns[number]
+        self.put(values if cast is None else cast(number, values), out)
+
     def put(self, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Write the values of the rows to their places in ``out``, of the same type."""
         if not isinstance(self.where, slice) or self.order is None:
@@ -49,6 +58,12 @@ class Placed:
         else:
             # "clip" spares a copy of the output; no number is out of range.
             np.take(values, self.order, out=out[self.where], mode="clip")
+
+
+class Some(Protocol):
+    """Some of the rows, and where they go."""
+
+    def fill(self, number: int, out: npt.NDArray[Any], cast: Cast | None = None) -> None: ...
 
 
 @dataclass
@@ -61,18 +76,38 @@ class Arranged:
     first_rows, counts : ndarray of int64, shape (n_symbols,)
         The rows of each symbol; a symbol may have none.
     n_columns : int
-    placed : list of Placed
+    placed : sequence of Some
         All rows as they came; the columns are brought into order when asked for.
+    threads : int
+        At most so many work on it.
     n_duplicates : int
         Identical rows that were dropped.
+    n_conflicts : int
+        Rows that were dropped though they differ from the one that was kept of their symbol and time.
+    conflict : tuple of int or None
+        Symbol's number and time of the first of them.
+    n_backward : int
+        Rows that came after a later one of their symbol.
+    unordered : ndarray of int64
+        Numbers of the symbols that were sorted by time.
+    backward : tuple of int or None
+        Symbol's number and time of the first row that came too late.
     """
 
     times: Int64
     first_rows: Int64
     counts: Int64
     n_columns: int
-    placed: list[Placed]
+    placed: Sequence[Some]
     n_duplicates: int = 0
+    n_conflicts: int = 0
+    conflict: tuple[int, int] | None = None
+    n_backward: int = 0
+    unordered: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    backward: tuple[int, int] | None = None
+    threads: int = field(default_factory=thread_count)
+    # Rows whose columns are still to be brought into the order of their times.
+    _late: list[tuple[slice, Int64]] = field(default_factory=list)
     _columns: list[Float64] | None = None
     # Several threads may ask for the columns at once.
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -84,15 +119,22 @@ class Arranged:
             if self._columns is None:
                 columns = [np.empty(len(self.times), dtype=np.float64) for _ in range(self.n_columns)]
 
-                def fill(placed: Placed) -> None:
-                    for values, column in zip(placed.part.columns, columns, strict=True):
-                        placed.put(values, column)
+                def fill(placed: Some) -> None:
+                    for number, column in enumerate(columns):
+                        placed.fill(number, column)
 
-                parallel(fill, self.placed, threads=thread_count())
-                self._columns, self.placed = columns, []
+                parallel(fill, self.placed, threads=self.threads)
+
+                def sort(late: tuple[slice, Int64]) -> None:
+                    rows, order = late
+                    for column in columns:
+                        column[rows] = column[rows][order]
+
+                parallel(sort, self._late, threads=self.threads)
+                self._columns, self.placed, self._late = columns, [], []
             return self._columns
 
-    def rows(self, cast: Callable[[int, Float64], Float32]) -> Float32:
+    def rows(self, cast: Cast) -> Float32:
         """The columns side by side, ndarray of float32, shape (n_rows, n_columns); without the float64 columns in order
         if nobody has asked for them.
 
@@ -102,7 +144,7 @@ class Arranged:
             Takes the number of a column and some of its values.
         """
         out = np.empty((len(self.times), self.n_columns), dtype=np.float32)
-        if not self.placed:
+        if not self.placed or self._late:
             columns = self.columns
 
             def cast_span(span: tuple[int, int]) -> None:
@@ -110,14 +152,14 @@ class Arranged:
                 for number, column in enumerate(columns):
                     out[part, number] = cast(number, column[part])
 
-            parallel(cast_span, _spans(len(out)))
+            parallel(cast_span, _spans(len(out)), threads=min(self.threads, 8))
             return out
 
-        def fill(placed: Placed) -> None:
-            for number, values in enumerate(placed.part.columns):
-                placed.put(cast(number, values), out[:, number])
+        def fill(placed: Some) -> None:
+            for number in range(self.n_columns):
+                placed.fill(number, out[:, number], cast)
 
-        parallel(fill, self.placed, threads=thread_count())
+        parallel(fill, self.placed, threads=self.threads)
         return out
 
 
@@ -135,9 +177,14 @@ def code_type(n_symbols: int) -> np.dtype[Any]:
 
 
 def arrange(
-    pieces: Sequence[Piece], n_symbols: int, n_columns: int, *, done: Callable[[int, int], object] | None = None
+    pieces: Sequence[Piece],
+    n_symbols: int,
+    n_columns: int,
+    *,
+    duplicates: Duplicates = "error",
+    done: Callable[[int, int], object] | None = None,
 ) -> Arranged:
-    """Bring rows into the order (symbol, time) and drop identical rows.
+    """Bring rows into the order (symbol, time) and keep one row of each time.
 
     Parameters
     ----------
@@ -147,17 +194,21 @@ def arrange(
         Codes lie below it.
     n_columns : int
         Number of columns of every piece.
+    duplicates : {"error", "first", "last"}
+        Which of the rows of one symbol and time is kept where they differ.
     done : callable, optional
         Called with (bytes moved, bytes to move).
 
     Raises
     ------
     Conflict
-        If two rows of one symbol and time differ in a column; NaN equals NaN.
+        If two rows of one symbol and time differ in a column and ``duplicates`` is ``"error"``; NaN equals NaN.
     """
     n_rows = sum(len(piece) for piece in pieces)
     rows_in_range = max(_RANGE_ROWS, n_symbols, n_rows // (8 * thread_count()))
-    ranges = parallel(_join, _cut(pieces, rows_in_range, max(_RANGE_ROWS // 8, n_symbols)), threads=thread_count())
+    ranges = parallel(
+        join_pieces, _cut(pieces, rows_in_range, max(_RANGE_ROWS // 8, n_symbols)), threads=thread_count()
+    )
     by_range = np.zeros((len(ranges), n_symbols), dtype=np.int64)
 
     def group(number: int) -> tuple[Int64 | None, Int64, Int64]:
@@ -199,11 +250,28 @@ def arrange(
 
     placed = parallel(place, range(len(ranges)), done=report, threads=thread_count())
     arranged = Arranged(times, first_rows, counts, n_columns, placed)
+    settle(arranged, duplicates)
+    return arranged
+
+
+def settle(arranged: Arranged, duplicates: Duplicates) -> None:
+    """Sort rows that are grouped by symbol by time too, where they are not, and keep one row of each time.
+
+    Raises
+    ------
+    Conflict
+        As :func:`arrange`.
+    """
+    times = arranged.times
     late = _not_ascending(arranged)
     if len(late):
-        _sort_times(arranged, np.unique(_symbol_of(first_rows, late[times[late + 1] < times[late]])))
-        _drop_duplicates(arranged)
-    return arranged
+        backward = late[times[late + 1] < times[late]] + 1
+        if len(backward):
+            arranged.n_backward = len(backward)
+            symbols = _symbol_of(arranged.first_rows, backward)
+            arranged.unordered, arranged.backward = np.unique(symbols), (int(symbols[0]), int(times[backward[0]]))
+            _sort_times(arranged, arranged.unordered)
+        _drop_duplicates(arranged, duplicates)
 
 
 def _cut(pieces: Sequence[Piece], most: int, least: int) -> list[list[Piece]]:
@@ -222,7 +290,8 @@ def _cut(pieces: Sequence[Piece], most: int, least: int) -> list[list[Piece]]:
     return [*ranges, small] if small else ranges
 
 
-def _join(pieces: list[Piece]) -> Piece:
+def join_pieces(pieces: Sequence[Piece]) -> Piece:
+    """The rows of all pieces, one after the other."""
     if len(pieces) == 1:
         return pieces[0]
     columns = zip(*(piece.columns for piece in pieces), strict=True)
@@ -251,7 +320,8 @@ def _not_ascending(arranged: Arranged) -> Int64:
         bad = times[first + 1 : last + 1] <= times[first : min(last, len(times) - 1)]
         return np.flatnonzero(bad).astype(np.int64) + first
 
-    rows: Int64 = np.concatenate([np.empty(0, dtype=np.int64), *parallel(look, _spans(len(times)))])
+    looked = parallel(look, _spans(len(times)), threads=min(arranged.threads, 8))
+    rows: Int64 = np.concatenate([np.empty(0, dtype=np.int64), *looked])
     inside = _symbol_of(arranged.first_rows, rows) == _symbol_of(arranged.first_rows, rows + 1)
     return np.compress(inside, rows)
 
@@ -259,32 +329,41 @@ def _not_ascending(arranged: Arranged) -> Int64:
 def _sort_times(arranged: Arranged, symbols: Int64) -> None:
     """Sort the rows of some symbols by time, stably."""
 
-    def sort(symbol: np.int64) -> None:
+    def sort(symbol: np.int64) -> tuple[slice, Int64]:
         first = arranged.first_rows[symbol]
         rows = slice(first, first + arranged.counts[symbol])
         order = np.argsort(arranged.times[rows], kind="stable")
-        for column in (arranged.times, *arranged.columns):
-            column[rows] = column[rows][order]
+        arranged.times[rows] = arranged.times[rows][order]
+        return rows, order
 
-    parallel(sort, list(symbols))
+    arranged._late = parallel(sort, list(symbols), threads=arranged.threads)
 
 
-def _drop_duplicates(arranged: Arranged) -> None:
+def _drop_duplicates(arranged: Arranged, duplicates: Duplicates) -> None:
     again = _not_ascending(arranged)
     if len(again) == 0:
         return
+    # Pairs of neighbours that share a row are of one group, of which one row is kept.
+    begins = np.append(True, again[1:] != again[:-1] + 1)
+    if duplicates == "last":
+        dropped, kept = again, (again + 1)[np.append(begins[1:], True)]
+    else:
+        dropped, kept = again + 1, again[begins]
+    kept = kept[np.cumsum(begins) - 1]
     same = np.ones(len(again), dtype=np.bool_)
     for column in arranged.columns:
-        one, other = column[again], column[again + 1]
+        one, other = column[kept], column[dropped]
         same &= (one == other) | (np.isnan(one) & np.isnan(other))
     symbols, times = _symbol_of(arranged.first_rows, again), arranged.times[again]
     if not same.all():
         pairs = np.unique(np.stack([symbols[~same], times[~same]]), axis=1)
-        raise Conflict(int(pairs[0, 0]), int(pairs[1, 0]), pairs.shape[1])
+        arranged.conflict = int(pairs[0, 0]), int(pairs[1, 0])
+        if duplicates == "error":
+            raise Conflict(*arranged.conflict, pairs.shape[1])
     keep = np.ones(len(arranged.times), dtype=np.bool_)
-    keep[again + 1] = False
+    keep[dropped] = False
     arranged.times = arranged.times[keep]
-    arranged._columns = parallel(lambda column: column[keep], arranged.columns)
+    arranged._columns = parallel(lambda column: column[keep], arranged.columns, threads=min(arranged.threads, 8))
     arranged.counts = arranged.counts - np.bincount(symbols, minlength=len(arranged.counts))
     arranged.first_rows = np.cumsum(arranged.counts) - arranged.counts
-    arranged.n_duplicates = len(again)
+    arranged.n_duplicates, arranged.n_conflicts = int(same.sum()), int((~same).sum())

@@ -50,6 +50,7 @@ class Checked:
     n_ohlc_violations: int
     n_infinite: tuple[int, ...]
     n_missing: tuple[int, ...]
+    n_bars: int
 
 
 def check(
@@ -119,7 +120,8 @@ def check(
     odd = [column[:0] if all_finite(column) else column for column in columns[4:]]
     missing = tuple(int(np.count_nonzero(np.isnan(column))) for column in odd)
     infinite = tuple(int(np.count_nonzero(np.isinf(column))) for column in odd)
-    return Checked(Piece(codes, times, columns), n_dropped, int(np.count_nonzero(violated)), infinite, missing)
+    n_violated = int(np.count_nonzero(violated))
+    return Checked(Piece(codes, times, columns), n_dropped, n_violated, infinite, missing, len(times))
 
 
 def all_finite(column: Float64) -> bool:
@@ -133,7 +135,7 @@ def describe(checked: Sequence[Checked], names: Sequence[str]) -> list[str]:
     found: list[str] = []
     n_violations = sum(part.n_ohlc_violations for part in checked)
     if n_violations:
-        n_rows = sum(len(part.piece) for part in checked)
+        n_rows = sum(part.n_bars for part in checked)
         found.append(
             f"{n_violations} of {n_rows} bars ({100 * n_violations / n_rows:.3g} %) have a high below or a low above "
             "their open or close; if it is many, columns are swapped or mixed"

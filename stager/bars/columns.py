@@ -55,6 +55,8 @@ class Decoded:
     warnings: list[str] = field(default_factory=list)
     # What the file's name or folder says, by its format.
     symbol: str | None = None
+    # Whether these are some of the file's rows and not all.
+    is_part: bool = False
 
     def error(self, message: str, row: int | None = None, column: str | None = None) -> BarsError:
         """The error of a row (counted from 0) and a role or column."""
@@ -69,6 +71,14 @@ def aligned(table: pa.Table) -> pa.Table:
     """The same table with all columns chunked alike, in chunks that keep all cores busy, none of them empty."""
     batches = table.to_batches(max_chunksize=_CHUNK_ROWS)
     return pa.Table.from_batches([batch for batch in batches if batch.num_rows], table.schema)
+
+
+def alike(columns: dict[str, Column]) -> dict[str, Column]:
+    """The same columns, chunked alike; Arrow's kernels may make one chunk of several."""
+    if len({tuple(map(len, column.chunks)) for column in columns.values()}) == 1:
+        return columns
+    together = aligned(pa.table(columns))
+    return {name: together[name] for name in columns}
 
 
 def number_hint(role: str) -> str:

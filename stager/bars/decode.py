@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from stager.bars.columns import Decoded
 from stager.bars.decode_arrow import decode_named, decode_parquet, decode_table, read_ipc
@@ -10,14 +11,20 @@ from stager.bars.decode_csv import decode_csv
 from stager.bars.decode_json import read_json
 from stager.bars.formats import named
 from stager.bars.options import ReadOptions
+from stager.bars.room import Room
 from stager.bars.sources import BarFile, Opened, look
 from stager.bars.wide import melt
 
-__all__ = ["Decoded", "decode", "decode_table"]
+__all__ = ["Decoded", "Track", "decode", "decode_table"]
+
+# Takes a callable that tells how many bytes of the file were read.
+Track: TypeAlias = Callable[[Callable[[], int]], None]
+# JSON text as columns, and what it takes to parse it.
+_JSON_GROWTH = 4
 
 
-def decode(source: BarFile, options: ReadOptions, track: Callable[[Callable[[], int]], None]) -> Decoded:
-    """The columns of a file.
+def decode(source: BarFile, options: ReadOptions, track: Track, room_nbytes: int | None = None) -> Iterator[Decoded]:
+    """The columns of a file: all of its rows, or some of them after the other where it is large.
 
     Parameters
     ----------
@@ -25,27 +32,36 @@ def decode(source: BarFile, options: ReadOptions, track: Callable[[Callable[[], 
     options : ReadOptions
     track : callable
         Takes a callable that tells how many bytes of the file were read.
+    room_nbytes : int, optional
+        Memory that decoding may take. None: no limit.
 
     Raises
     ------
     BarsError
-        If the file can't be read as bars, naming file, line and column.
+        If the file can't be read as bars, naming file, line and column; or needs more memory, and can't be read in
+        parts.
     """
     told = None if options.format is None else named(options.format)
-    opened = look(source, options.encoding or (None if told is None else told.encoding))
-    decoded = _decode(opened, options, track)
-    if decoded.layout.wide is not None:
-        melt(decoded, decoded.layout.wide)
-    return decoded
+    room = Room(source.name, room_nbytes)
+    opened = look(source, options.encoding or (None if told is None else told.encoding), room)
+    for decoded in _decode(opened, options, track, room):
+        if decoded.layout.wide is not None:
+            melt(decoded, decoded.layout.wide)
+        yield decoded
 
 
-def _decode(opened: Opened, options: ReadOptions, track: Callable[[Callable[[], int]], None]) -> Decoded:
+def _decode(opened: Opened, options: ReadOptions, track: Track, room: Room) -> Iterator[Decoded]:
     if opened.content == "parquet":
-        return decode_parquet(opened, options)
+        yield from decode_parquet(opened, options, room)
+        return
     if opened.content == "arrow":
-        return decode_named(read_ipc(opened), opened.source, options)
+        room.check(2 * opened.unpacked_nbytes(), "Feather is not read in parts; save it as Parquet")
+        yield decode_named(read_ipc(opened), opened.source, options)
+        return
     if opened.content == "json":
+        room.check(_JSON_GROWTH * opened.unpacked_nbytes(), "JSON is not read in parts; save it as CSV or Parquet")
         table = read_json(opened)
         if table is not None:
-            return decode_named(table, opened.source, options)
-    return decode_csv(opened, options, track)
+            yield decode_named(table, opened.source, options)
+            return
+    yield from decode_csv(opened, options, track, room)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, cast
 
 import pyarrow as pa
@@ -10,27 +12,32 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 
 from stager.bars import blame
-from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, number_hint, warn_inexact
+from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, alike, number_hint, warn_inexact
 from stager.bars.detect import NULL_WORDS, Decision, Layout, find_columns, time_form
 from stager.bars.matching import choose_named
 from stager.bars.numbers import scaled
 from stager.bars.options import PRICES, ReadOptions
 from stager.bars.patterns import possible
+from stager.bars.room import Room
 from stager.bars.sources import BarFile, Opened, damaged
 from stager.bars.text import read_times_text
 from stager.bars.threads import parallel
 from stager.errors import BarsError
 
+# Rows that are decoded at once, of a file that does not fit into memory.
+_MOST_PART_ROWS = 1 << 20
 
-def decode_parquet(opened: Opened, options: ReadOptions) -> Decoded:
-    """The columns of a Parquet file.
+
+def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = None) -> Iterator[Decoded]:
+    """The columns of a Parquet file; of one that is too large for memory, some rows after the other.
 
     Raises
     ------
     BarsError
-        If the file is damaged, or can't be read as bars.
+        If the file is damaged, or can't be read as bars; or if there is no room for it, and it can't be read in parts.
     """
     source = opened.source
+    room = Room(source.name) if room is None else room
 
     def refuse(message: str) -> BarsError:
         return BarsError(message, path=source.name)
@@ -39,6 +46,7 @@ def decode_parquet(opened: Opened, options: ReadOptions) -> Decoded:
         if opened.data is None and opened.compression is None:
             file: Any = source.open()
         else:
+            room.check(opened.unpacked_nbytes(), "compressed Parquet is not read in parts; unpack it")
             with opened.stream() as stream:
                 file = pa.BufferReader(stream.read())
     except (OSError, pa.ArrowException):
@@ -46,21 +54,53 @@ def decode_parquet(opened: Opened, options: ReadOptions) -> Decoded:
     # Damaged Parquet fails in many ways, also inside Thrift and with absurd sizes; the file is at fault in each.
     try:
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
-        schema = parquet.schema_arrow
+        schema, n_rows = parquet.schema_arrow, parquet.metadata.num_rows
     except Exception:
         raise refuse("the Parquet file is truncated or damaged (its footer can't be read); get it again") from None
     described, decisions = choose_named(schema, source.file_name, options, refuse)
     layout = find_columns(schema.names, options, refuse, described)
     layout.decisions[:0] = decisions
     wanted = _numeric_further(layout, schema)
-    try:
-        names = [schema.names[i] for i in _positions(layout, wanted)]
-        table = parquet.read(columns=names, use_pandas_metadata=False)
-        table = pa.table({name: table[name] for name in names})
-        table.validate(full=True)
-    except Exception:
-        raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
-    return _of_file(table, layout, wanted, source, options)
+    names = [schema.names[i] for i in _positions(layout, wanted)]
+    # Columns as they are stored, and as they are used.
+    row_nbytes = _row_nbytes([schema.field(name).type for name in names])
+    if room.holds(row_nbytes * n_rows):
+        try:
+            table = parquet.read(columns=names, use_pandas_metadata=False)
+            table = pa.table({name: table[name] for name in names})
+            table.validate(full=True)
+        except Exception:
+            raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
+        yield _of_file(table, layout, wanted, source, options)
+        return
+    time_kind = schema.field(schema.names[layout.roles["time"]]).type
+    if len(layout.time_columns) > 1 or _is_text(
+        time_kind.value_type if pa.types.is_dictionary(time_kind) else time_kind
+    ):
+        room.check(row_nbytes * n_rows, "how text of times is written is told by all of it; save time stamps")
+    assert room.nbytes is not None  # else the file was read as a whole
+    first_row = 0
+    batches = parquet.iter_batches(max(1, min(_MOST_PART_ROWS, room.nbytes // row_nbytes)), columns=names)
+    while True:
+        try:
+            batch = next(batches, None)
+            if batch is not None:
+                batch.validate(full=True)
+        except Exception:
+            raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
+        if batch is None:
+            return
+        table = pa.table({name: batch.column(name) for name in names})
+        mine = replace(layout, decisions=list(layout.decisions), warnings=list(layout.warnings))
+        decoded = _of_file(table, mine, wanted, source, options, first_row)
+        decoded.is_part = True
+        first_row += table.num_rows
+        yield decoded
+
+
+def _row_nbytes(kinds: list[pa.DataType]) -> int:
+    """About what a row takes while it is decoded and sorted."""
+    return sum(16 + (32 if _is_text(kind) or pa.types.is_nested(kind) else 8) for kind in kinds)
 
 
 def read_ipc(opened: Opened) -> pa.Table:
@@ -106,14 +146,17 @@ def _positions(layout: Layout, wanted: list[int]) -> list[int]:
     return [*layout.roles.values(), *wanted, *layout.time_columns[1:]]
 
 
-def _of_file(table: pa.Table, layout: Layout, wanted: list[int], source: BarFile, options: ReadOptions) -> Decoded:
-    decoded = _from_arrow(table, layout, wanted, source.name, source.size_nbytes, source.stem, options)
+def _of_file(
+    table: pa.Table, layout: Layout, wanted: list[int], source: BarFile, options: ReadOptions, first_row: int = 0
+) -> Decoded:
+    decoded = _from_arrow(table, layout, wanted, source.name, source.size_nbytes, source.stem, options, first_row)
     decoded.symbol = source.partition or (None if layout.format is None else layout.format.symbol_of(source.stem))
     if layout.format is not None:
         scale = layout.format.numbers.price_scale
         if scale > 1:
             for role in PRICES:
                 decoded.columns[role] = scaled(decoded.columns[role], scale)
+            decoded.columns = alike(decoded.columns)
             decoded.decisions.append(
                 Decision("price scale", f"divided by {scale:,}", f"the format {layout.format.name}")
             )
@@ -162,6 +205,7 @@ def _from_arrow(
     size_nbytes: int,
     stem: str | None,
     options: ReadOptions,
+    first_row: int = 0,
 ) -> Decoded:
     decoded = Decoded(
         name,
@@ -170,7 +214,7 @@ def _from_arrow(
         layout,
         {},
         False,
-        lambda row: row + 1,
+        lambda row: first_row + row + 1,
         n_rows=table.num_rows,
         decisions=layout.decisions,
         warnings=layout.warnings,
@@ -186,6 +230,7 @@ def _from_arrow(
         else:
             column = _floats(decoded, column, key)
         decoded.columns[key] = column
+    decoded.columns = alike(decoded.columns)
     return decoded
 
 
@@ -203,9 +248,8 @@ def _times(decoded: Decoded, columns: list[Column], options: ReadOptions) -> Col
             return column
 
     def error(message: str, row: int | None, position: int) -> BarsError:
-        return BarsError(
-            message, path=decoded.name, line=None if row is None else row + 1, column=layout.names[position]
-        )
+        line = None if row is None else decoded.line_of(row)
+        return BarsError(message, path=decoded.name, line=line, column=layout.names[position])
 
     texts = [each.cast(kind if pa.types.is_dictionary(each.type) else each.type).cast(pa.string()) for each in columns]
     found, decision = read_times_text(texts, layout, options, error)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import IO, Any, Literal, TypeAlias, cast
@@ -13,21 +14,24 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from stager.bars import blame
-from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, number_hint, warn_inexact
+from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, alike, number_hint, warn_inexact
 from stager.bars.csv_types import Kind, csv_types, marked_numbers, text_column
 from stager.bars.detect import (
     NULL_WORDS,
     Decision,
     Layout,
     find_columns,
+    is_number,
 )
 from stager.bars.formats import NumberRule, named
 from stager.bars.matching import choose
 from stager.bars.numbers import scaled
 from stager.bars.options import PRICES, ReadOptions
+from stager.bars.room import Room
 from stager.bars.sample import Sample, sample_csv, with_names
 from stager.bars.sources import Opened
 from stager.bars.text import read_marked, read_times_text, time_of_day
+from stager.bars.text_parts import count_lines, pieces_of_text
 from stager.bars.threads import parallel, thread_count
 from stager.bars.times import year_window
 from stager.errors import BarsError
@@ -43,10 +47,12 @@ _SEGMENT_NBYTES = 2 * _MiB
 _MOST_SEGMENT_NBYTES = 256 * _MiB
 _MOST_BLOCK_NBYTES = 16 * _MiB
 _LINE_NBYTES = 4096
+# A part of a file is at least so large, whatever the room: memory below is not worth counting.
+_LEAST_PART_NBYTES = _MiB
 
 
-def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
-    """The columns of a CSV file.
+def decode_csv(opened: Opened, options: ReadOptions, track: Track, room: Room | None = None) -> Iterator[Decoded]:
+    """The columns of a CSV file; of one that is too large for memory, some rows after the other.
 
     Parameters
     ----------
@@ -54,22 +60,89 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
     options : ReadOptions
     track : callable
         Takes a callable that tells how many bytes of the file were read.
+    room : Room, optional
+        Memory that decoding may take.
 
     Raises
     ------
     BarsError
-        If the file can't be read as bars, naming file, line and column.
+        If the file can't be read as bars, naming file, line and column; or if there is no room for it, and it can't be
+        read in parts.
     """
-    source = opened.source
+    room = Room(opened.source.name) if room is None else room
     told = None if options.format is None else named(options.format)
     if told is not None and told.skip:
+        room.check(4 * opened.unpacked_nbytes(), "lines to skip are taken out of all of it; remove them")
         expression = "|".join(f"(?:{each})" for each in told.skip)
         opened.replace(re.sub(rf"(?m)^(?:{expression})(?=\r?$)".encode(), b"", opened.read()))
-    sample = sample_csv(opened, options, told)
+    sample = sample_csv(opened, options, told, room)
+    plan = _plan(opened, sample, options)
+    needed = 0 if room.nbytes is None else _needed_nbytes(opened, plan)
+    if room.holds(needed):
+        if plan.has_lines_to_drop:
+            _drop_lines(opened, plan.repeated, plan.sample)
+        yield _decoded(opened, plan, options, track)
+        return
+    if plan.why_whole is not None:
+        found = plan.not_plain
+        if found is None:
+            room.check(needed, plan.why_whole)
+        else:
+            line, column, cell = found
+            why = f"{cell!r} is no plain number such as 1234.5, and {plan.why_whole}"
+            room.check(needed, why, line=line, column=column)
+    yield from _in_parts(opened, plan, options, track, room.nbytes or 0, needed)
 
-    def refuse(message: str) -> BarsError:
-        return BarsError(message, path=source.name, line=max(1, sample.header_line))
 
+@dataclass
+class _Plan:
+    """How a file is parsed, by its first lines."""
+
+    sample: Sample
+    layout: Layout
+    kinds: dict[str, Kind]
+    types: dict[str, pa.DataType]
+    marked: set[str]
+    decisions: list[Decision]
+    symbol: str | None
+    # In a part of a file, columns are what the first rows of the file say.
+    is_part: bool = False
+    # Whether the file ends here.
+    is_end: bool = True
+
+    @property
+    def has_lines_to_drop(self) -> bool:
+        """Whether lines that repeat the header are to be looked for."""
+        is_text = bool(self.marked) or self.kinds[str(self.layout.time_columns[0])] == "text"
+        return self.sample.has_repeats or (self.sample.has_header and is_text)
+
+    @property
+    def repeated(self) -> bytes:
+        """An expression for lines that repeat the header."""
+        return rb"\xef\xbb\xbf|" + re.escape(self.sample.header.encode())
+
+    @property
+    def why_whole(self) -> str | None:
+        """Why the file can't be read in parts, and what helps; None: it can."""
+        if self.marked:
+            return "numbers with thousands marks or decimal commas are told by all of their cells; write plain ones"
+        if self.kinds[str(self.layout.time_columns[0])] == "text":
+            return "how its times are written is told by all of them; write ISO 8601 or whole numbers since 1970"
+        return None
+
+    @property
+    def not_plain(self) -> tuple[int, str, str] | None:
+        """Line, column and text of the first cell that makes numbers be read as text."""
+        for line, cells in self.sample.rows:
+            for key in sorted(self.marked, key=int):
+                if len(cells) == len(self.sample.names) and not is_number(cells[int(key)]):
+                    return line, self.layout.names[int(key)], cells[int(key)]
+        return None
+
+
+def _plan(opened: Opened, sample: Sample, options: ReadOptions) -> _Plan:
+    source = opened.source
+    refuse = _refuse(opened, sample)
     described, decisions = choose(sample, source.file_name, options, refuse)
     if described is not None and not sample.has_header:
         if len(described.positions) != len(sample.names):
@@ -81,21 +154,43 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
     layout = find_columns(sample.names, options, refuse, described)
     kinds, types = csv_types(opened, sample, layout, options)
     marked = marked_numbers(sample, layout, options, kinds, types)
-    if sample.has_repeats or (sample.has_header and (marked or kinds[str(layout.time_columns[0])] == "text")):
-        _drop_lines(opened, rb"\xef\xbb\xbf|" + re.escape(sample.header.encode()), sample)
+    symbol = source.partition or (None if described is None else described.symbol_of(source.stem))
+    return _Plan(sample, layout, kinds, types, marked, decisions, symbol)
+
+
+def _refuse(opened: Opened, sample: Sample) -> Callable[[str], BarsError]:
+    return lambda message: BarsError(message, path=opened.source.name, line=max(1, sample.header_line))
+
+
+def _needed_nbytes(opened: Opened, plan: _Plan) -> int:
+    """About what it takes to decode the whole file."""
+    n_unpacked = opened.unpacked_nbytes()
+    n_lines = max(1, opened.head.count(b"\n"), opened.head.count(b"\r"))
+    n_rows = n_unpacked * n_lines // max(1, len(opened.head))
+    text = 3 * n_unpacked if plan.why_whole is not None or plan.has_lines_to_drop else 0
+    # Parsed columns, those that take their place where values are missing, are scaled or checked, and sorted ones.
+    return text + 3 * 8 * n_rows * (len(plan.types) + 1)
+
+
+def _decoded(opened: Opened, plan: _Plan, options: ReadOptions, track: Track) -> Decoded:
+    """Parse the file, or the part of it that ``opened`` holds."""
+    source, sample, layout = opened.source, plan.sample, plan.layout
+    kinds, types, marked = plan.kinds, plan.types, plan.marked
     if sample.is_header_only:
         table = pa.table({name: pa.array([], kind) for name, kind in types.items()})
     else:
-        table = _parse(opened, sample, layout, options, kinds, types, marked, track)
+        table = _parse(opened, sample, layout, options, kinds, types, marked, track, plan.is_part, plan.is_end)
     table = aligned(table)
+    line_of = partial(blame.line_of, opened, sample)
 
     def cell_error(message: str, row: int | None, column: int) -> BarsError:
-        line = None if row is None else blame.line_of(opened, sample, row)
+        line = None if row is None else line_of(row)
         return BarsError(message, path=source.name, line=line, column=layout.names[column])
 
+    decisions = list(plan.decisions)
     columns = _by_role(table, layout, options, kinds, marked, decisions, source.file_name, cell_error)
     if "symbol" in columns:
-        columns["symbol"] = _trimmed(columns["symbol"], refuse)
+        columns["symbol"] = _trimmed(columns["symbol"], _refuse(opened, sample))
     decoded = Decoded(
         source.name,
         source.size_nbytes,
@@ -103,11 +198,11 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
         layout,
         columns,
         True,
-        lambda row: blame.line_of(opened, sample, row),
+        line_of,
         n_rows=table.num_rows,
         decisions=[*decisions, *layout.decisions, _delimiter_decision(sample, options)],
         warnings=layout.warnings,
-        symbol=source.partition or (None if described is None else described.symbol_of(source.stem)),
+        symbol=plan.symbol,
     )
     names = {i: role for role, i in layout.roles.items()} | {i: layout.names[i] for i in layout.further}
     for i, name in names.items():
@@ -123,6 +218,47 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track) -> Decoded:
                     "the last line has no line end; if the file was cut there, its last value is wrong"
                 )
     return decoded
+
+
+def _in_parts(
+    opened: Opened, plan: _Plan, options: ReadOptions, track: Track, room_nbytes: int, needed: int
+) -> Iterator[Decoded]:
+    """Some rows after the other, each parsed as the first ones say."""
+    n_unpacked = opened.unpacked_nbytes()
+    part_nbytes = max(_LEAST_PART_NBYTES, room_nbytes * n_unpacked // max(1, needed))
+    lines_before, n_read, is_first = 0, 0, True
+    for data, is_last in pieces_of_text(opened, part_nbytes):
+        n_read += len(data)
+        track(partial(int, min(opened.source.size_nbytes, opened.source.size_nbytes * n_read // max(1, n_unpacked))))
+        part = Opened(opened.source, None, "text", b"", False)
+        part.replace(data)
+        sample = plan.sample if is_first else replace(plan.sample, header_line=0)
+        mine = replace(plan, sample=sample, layout=_copied(plan.layout), kinds=dict(plan.kinds), types=dict(plan.types),
+                       marked=set(plan.marked), is_part=True, is_end=is_last)  # fmt: skip
+        if mine.has_lines_to_drop:
+            _drop_lines(part, mine.repeated, sample)
+        try:
+            decoded = _decoded(part, mine, options, lambda tell: None)
+        except BarsError as error:
+            line = None if error.line is None else error.line + lines_before
+            raise BarsError(error.message, path=error.path, line=line, column=error.column) from None
+        decoded.is_part = True
+        decoded.line_of = partial(_line_in_part, part, sample, lines_before)
+        if not is_last or opened.compression is not None:
+            decoded.warnings[:] = [text for text in decoded.warnings if not text.startswith("the last line has no")]
+        lines_before += count_lines(data)
+        is_first = False
+        yield decoded
+
+
+def _line_in_part(part: Opened, sample: Sample, lines_before: int, row: int) -> int:
+    return lines_before + blame.line_of(part, sample, row)
+
+
+def _copied(layout: Layout) -> Layout:
+    return replace(
+        layout, further=list(layout.further), decisions=list(layout.decisions), warnings=list(layout.warnings)
+    )
 
 
 def _by_role(
@@ -164,10 +300,7 @@ def _by_role(
         decisions.append(Decision("price scale", f"divided by {rule.price_scale:,}", f"the format {described.name}"))  # type: ignore[union-attr]
     for i in layout.further:
         columns[layout.names[i]] = table[str(i)]
-    if any(column.num_chunks != table[0].num_chunks for column in columns.values()):
-        together = aligned(pa.table(columns))
-        columns = {name: together[name] for name in columns}
-    return columns
+    return alike(columns)
 
 
 def _drop_lines(opened: Opened, expression: bytes, sample: Sample) -> None:
@@ -196,6 +329,8 @@ def _parse(
     types: dict[str, pa.DataType],
     marked: set[str],
     track: Track,
+    is_part: bool,
+    is_end: bool,
 ) -> pa.Table:
     """The wanted columns, named by their positions."""
 
@@ -244,7 +379,7 @@ def _parse(
         except (pa.ArrowException, OSError):
             error = opened.damage() or blame.find_ragged(opened, sample)
             if error is not None:
-                footer = blame.footer(opened, sample)
+                footer = blame.footer(opened, sample) if is_end else None
                 if footer is not None:
                     layout.warnings.append(f"the last line is no row and is left out: {footer.strip()[:80]!r}")
                 no_row = rb"[ \t]*#[^\r\n]*" if footer is None else re.escape(footer.encode())
@@ -269,6 +404,15 @@ def _parse(
             emptied.add(again)
             _drop_lines(opened, again, sample)
             continue
+        if is_part and (wrong is None or roles[wrong] not in ("time", "symbol")):
+            wrong = min(faults, key=lambda name: faults[name].row) if wrong is None else wrong
+            raise BarsError(
+                f"{faults[wrong].message}; in a file that is too large to be read at once a column must be written as "
+                "in its first rows: correct it, remove the column, or give more --memory or fewer --workers",
+                path=opened.source.name,
+                line=blame.line_of(opened, sample, faults[wrong].row),
+                column=layout.names[int(wrong)],
+            )
         if wrong is not None and roles[wrong] not in ("time", "symbol") and wrong not in marked:
             marked.update(str(i) for role, i in layout.roles.items() if role not in ("time", "symbol"))
             types.update(dict.fromkeys(marked, pa.string()))

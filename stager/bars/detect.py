@@ -210,12 +210,10 @@ def _listed(names: Sequence[str]) -> str:
 
 def is_number(cell: str) -> bool:
     """Whether a cell is a number or a null word."""
-    if cell.strip() in NULL_WORDS:
-        return True
     try:
         float(cell)
     except ValueError:
-        return False
+        return cell.strip() in NULL_WORDS
     return "_" not in cell
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -126,33 +128,94 @@ class Interval(msgspec.Struct, frozen=True):
         BarsError
             If no symbol has two bars, or if the steps have no common interval.
         """
-        n_steps = len(times) - len(first_rows)
+        steps = Steps.of(times, first_rows, counts)
+        interval = steps.interval()
+        return interval, steps.deviants(interval, lambda step: Steps.of(times, first_rows, counts, step).own)
+
+
+@dataclass(frozen=True)
+class Steps:
+    """How often which step stands between neighbouring bars of a symbol.
+
+    Attributes
+    ----------
+    values, numbers : ndarray of int64
+        Each step in nanoseconds, ascending, and how often it occurs.
+    usual : int
+        The step that the symbols' own steps were compared with.
+    own : dict of int to int
+        The most frequent step of symbols whose most frequent step is not the usual one, by the symbols' numbers.
+    """
+
+    values: Int64
+    numbers: Int64
+    usual: int
+    own: dict[int, int]
+
+    @classmethod
+    def of(cls, times: Int64, first_rows: Int64, counts: Int64, usual: int | None = None) -> Steps:
+        """The steps of rows as in :meth:`Interval.infer`; by default the usual step is that of the first rows."""
+        if usual is None:
+            few = _steps(times[: 1 << 16], first_rows)
+            usual = _most_frequent(*np.unique(few, return_counts=True)) if len(few) else 0
+        others = _other_steps(times, first_rows, usual)
+        values, numbers = np.unique(times[others + 1] - times[others], return_counts=True)
+        n_steps: int = len(times) - int(np.count_nonzero(counts))
+        n_usual = n_steps - len(others)
+        if n_usual:
+            at = int(np.searchsorted(values, usual))
+            values, numbers = np.insert(values, at, usual), np.insert(numbers, at, n_usual)
+        own = dict(_deviants(times, first_rows, counts, usual, others))
+        return cls(values.astype(np.int64), numbers.astype(np.int64), usual, own)
+
+    @classmethod
+    def together(cls, parts: Sequence[Steps]) -> Steps:
+        """The steps of all parts; ``own`` is right where the usual step of all is that of each."""
+        found: Int64 = np.concatenate([np.empty(0, np.int64), *(part.values for part in parts)])
+        values, where = np.unique(found, return_inverse=True)
+        numbers = np.zeros(len(values), np.int64)
+        np.add.at(numbers, where, np.concatenate([np.empty(0, np.int64), *(part.numbers for part in parts)]))
+        own = {symbol: step for part in parts for symbol, step in part.own.items()}
+        return cls(values, numbers, parts[0].usual if parts else 0, own)
+
+    def interval(self) -> Interval:
+        """The interval that they show; raises as :meth:`Interval.infer`."""
+        n_steps = int(self.numbers.sum())
         if n_steps <= 0:
             raise BarsError(f"no symbol has two bars, so nothing tells the bar interval; {_REMEDY}")
-        few = _steps(times[: 1 << 16], first_rows)
-        step = _most_frequent(few)[0] if len(few) else 0
-        others = _other_steps(times, first_rows, step)
-        n_equal = n_steps - len(others)
-        if n_equal * 2 <= n_steps:
-            # The first rows don't show the majority, so all steps are sorted.
-            steps = _steps(times, first_rows)
-            step, n_equal = _most_frequent(steps)
-            others = _other_steps(times, first_rows, step)
-        else:
-            steps = np.empty(0, dtype=np.int64)
+        step = _most_frequent(self.values, self.numbers)
+        n_equal = int(self.numbers.max())
+
+        def n_of(which: npt.NDArray[np.bool_]) -> int:
+            return int(self.numbers[which].sum())
+
         if 28 * DAY <= step <= 31 * DAY:
-            different = times[others + 1] - times[others]
-            monthly = n_equal + int(np.count_nonzero((different >= 28 * DAY) & (different <= 31 * DAY)))
+            monthly = n_of((self.values >= 28 * DAY) & (self.values <= 31 * DAY))
             if monthly * 2 >= n_steps and not (step == 28 * DAY and n_equal * 10 >= monthly * 9):
-                return cls(text="1mo", nanoseconds=0, months=1), []
+                return Interval(text="1mo", nanoseconds=0, months=1)
         if n_equal * 2 < n_steps:
-            n_multiples = int(np.count_nonzero(steps % step == 0))
+            n_multiples = n_of(self.values % step == 0)
             if n_multiples * 100 < n_steps * 99:
                 raise BarsError(
-                    f"the bars have no common interval: the most frequent step, {cls.fixed(step).text}, is "
+                    f"the bars have no common interval: the most frequent step, {Interval.fixed(step).text}, is "
                     f"{n_equal} of {n_steps} steps, and {n_steps - n_multiples} are no multiple of it; {_REMEDY}"
                 )
-        return cls.fixed(step), _deviants(times, first_rows, counts, step, others)
+        return Interval.fixed(step)
+
+    def deviants(self, interval: Interval, own: Callable[[int], dict[int, int]]) -> list[tuple[int, int]]:
+        """Symbols whose own most frequent step is another, and that step.
+
+        Parameters
+        ----------
+        interval : Interval
+            Of all.
+        own : callable
+            Gives the symbols' own steps, compared with a step; called only if that is not ``usual``.
+        """
+        if interval.months:
+            return []
+        found = self.own if interval.nanoseconds == self.usual else own(interval.nanoseconds)
+        return sorted(found.items())
 
 
 def _steps(times: Int64, first_rows: Int64) -> Int64:
@@ -162,11 +225,9 @@ def _steps(times: Int64, first_rows: Int64) -> Int64:
     return np.delete(steps, borders) if len(borders) else steps
 
 
-def _most_frequent(steps: Int64) -> tuple[int, int]:
-    """The most frequent step and how often it occurs; the smallest of equally frequent ones."""
-    values, numbers = np.unique(steps, return_counts=True)
-    best = int(np.argmax(numbers))
-    return int(values[best]), int(numbers[best])
+def _most_frequent(values: Int64, numbers: Int64) -> int:
+    """The most frequent of some steps; the smallest of equally frequent ones."""
+    return int(values[np.argmax(numbers)])
 
 
 def _other_steps(times: Int64, first_rows: Int64, step: int) -> Int64:
@@ -176,7 +237,7 @@ def _other_steps(times: Int64, first_rows: Int64, step: int) -> Int64:
         last = min(first + _SPAN_ROWS, len(times) - 1)
         return np.flatnonzero(times[first + 1 : last + 1] - times[first:last] != step).astype(np.int64) + first
 
-    rows = np.concatenate(parallel(look, range(0, len(times) - 1, _SPAN_ROWS)))
+    rows = np.concatenate([np.empty(0, np.int64), *parallel(look, range(0, len(times) - 1, _SPAN_ROWS))])
     # Every symbol's last row but the very last one's is a border; it is removed wherever it was found.
     return np.setdiff1d(rows, first_rows[1:] - 1, assume_unique=True)
 

@@ -37,6 +37,40 @@ def available_nbytes(root: Path = Path("/")) -> int:
     return max(0, available)
 
 
+def total_nbytes(root: Path = Path("/")) -> int:
+    """Bytes of memory of the machine, or of the limit of this process's control group where that is less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    for group, limit, _ in _groups(root):
+        try:
+            total = min(total, int((group / limit).read_text()))
+        except (OSError, ValueError):
+            # No limit here, or it reads "max".
+            continue
+    return total
+
+
+def anonymous_nbytes(root: Path = Path("/")) -> int:
+    """Bytes that this process holds and that are no part of a file; 0 where the system does not tell."""
+    try:
+        for line in (root / "proc/self/status").read_text().splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+def group_peak_nbytes(root: Path = Path("/")) -> int | None:
+    """The most bytes that this process's control group has held, page cache included; None where that is not told."""
+    for group, limit, _ in _groups(root):
+        name = "memory.peak" if limit == "memory.max" else "memory.max_usage_in_bytes"
+        try:
+            return int((group / name).read_text())
+        except (OSError, ValueError):
+            continue
+    return None
+
+
 def _groups(root: Path) -> Iterator[tuple[Path, str, str]]:
     """This process's control groups that may limit memory, up to the topmost that is visible here."""
     try:

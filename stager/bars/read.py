@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, cast
@@ -12,25 +11,31 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stager.bars.arrange import Arranged, Conflict, arrange
-from stager.bars.checks import all_finite
+from stager.bars.arrange import Arranged, Conflict, arrange, code_type
+from stager.bars.checks import Piece, all_finite
 from stager.bars.clock import time_text
 from stager.bars.columns import to_float32
-from stager.bars.decode import Decoded, decode, decode_table
 from stager.bars.detect import Decision
+from stager.bars.inputs import Progress, Source, find_inputs, take_inputs
 from stager.bars.interval import Interval
-from stager.bars.merge import merge
+from stager.bars.merge import Merged, merge
 from stager.bars.options import ReadOptions
-from stager.bars.settle import Timestamps, settle_adjustment, settle_interval, settle_label
-from stager.bars.sources import BarFile, PathLike, find
-from stager.bars.threads import parallel, thread_count
+from stager.bars.settle import (
+    Opens,
+    SortedTimes,
+    Timestamps,
+    settle_adjustment,
+    settle_interval,
+    settle_label,
+)
+from stager.bars.taken import Taken
+from stager.bars.threads import parallel
 from stager.errors import BarsError
 
 __all__ = ["Bars", "Decision", "InputFile", "Interval", "ReadOptions", "Source", "read"]
 
-# A path, URI, glob or directory, a sequence of those, or a table in memory.
-Source: TypeAlias = PathLike | Sequence[PathLike] | pa.Table
-Progress: TypeAlias = Callable[[str, int, int], object]
+# Symbols, and the pieces whose codes count in them.
+_Pieces: TypeAlias = tuple[tuple[str, ...], list[Piece]]
 _DEFAULTS = ReadOptions()
 Int64 = npt.NDArray[np.int64]
 
@@ -83,7 +88,7 @@ class Bars:
         What was decided, and from what.
     inputs : tuple of InputFile
     dropped : dict of str to int
-        Rows that became no bar, by reason: ``"null price"``, ``"duplicate"``.
+        Rows that became no bar, by reason: ``"null price"``, ``"duplicate"``, ``"conflicting duplicate"``.
     warnings : tuple of str
         Sentences about what a user should know.
     roles : dict of str to str
@@ -162,94 +167,129 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
     BarsError
         If the input can't be read as bars, naming file, line, column, value and remedy.
     """
-    inputs = [decode_table(source, options)] if isinstance(source, pa.Table) else decode_all(source, options, progress)
-    path = inputs[0].name if len(inputs) == 1 else None
-    merged = merge(inputs, options)
-    pieces = [part.piece for parts in merged.checked for part in parts]
-    n_dropped = [sum(part.n_dropped for part in parts) for parts in merged.checked]
+    kept = _InMemory()
+    taken = take_inputs(find_inputs(source), options, kept, progress=progress)
+    merged = merge(taken, options)
+    path = taken[0].name if len(taken) == 1 else None
+    symbols, pieces = _numbered(kept.rows(), merged.columns)
     try:
         arranged = arrange(
             pieces,
-            len(merged.symbols),
+            len(symbols),
             len(merged.names),
+            duplicates=options.duplicates,
             done=None if progress is None else lambda done, total: progress("sort", done, total),
         )
     except Conflict as conflict:
-        raise BarsError(
-            f"symbol {merged.symbols[conflict.symbol]!r} has rows of the same time {time_text(conflict.time)} that "
-            f"differ; {conflict.n_conflicts} pairs of symbol and time are like that; keep one row of each",
-            path=path,
-        ) from None
+        raise conflicting(symbols[conflict.symbol], conflict.time, conflict.n_conflicts, path) from None
     has_rows = arranged.counts > 0
     arranged.first_rows, arranged.counts = arranged.first_rows[has_rows], arranged.counts[has_rows]
-    symbols = tuple(symbol for symbol, has in zip(merged.symbols, has_rows, strict=True) if has)
-    notes = merged.notes
-    interval, timestamps = settle_interval(
-        arranged, symbols, merged.timestamps, merged.all_midnight, options, settle_label(inputs, options), notes, path
-    )
-    adjustment = settle_adjustment(inputs, options, notes)
+    symbols = tuple(symbol for symbol, has in zip(symbols, has_rows, strict=True) if has)
+    found = conclude(taken, merged, SortedTimes.of(arranged), symbols, options)
+    arranged.times = found.opens.of(arranged.times)
     return Bars(
         arranged=arranged,
         names=tuple(merged.names),
         symbols=symbols,
         first_rows=arranged.first_rows,
         counts=arranged.counts,
-        interval=interval,
-        timestamps=timestamps,
-        adjustment=adjustment,
-        decisions=tuple(notes.decisions),
-        inputs=tuple(
-            InputFile(one.name, one.size_nbytes, one.n_rows, n) for one, n in zip(inputs, n_dropped, strict=True)
-        ),
-        dropped={"null price": sum(n_dropped), "duplicate": arranged.n_duplicates},
-        warnings=tuple(notes.warnings),
+        interval=found.opens.interval,
+        timestamps=found.opens.timestamps,
+        adjustment=found.adjustment,
+        decisions=tuple(merged.notes.decisions),
+        inputs=tuple(found.inputs),
+        dropped=found.dropped | dropped_as(arranged.n_duplicates, arranged.n_conflicts),
+        warnings=tuple(merged.notes.warnings),
         empty=tuple(merged.empty),
     )
 
 
-def decode_all(source: Any, options: ReadOptions, progress: Progress | None = None) -> list[Decoded]:
-    """The columns of every file meant by ``source``, in their order; raises as :func:`read`."""
-    sources = find(source)
-    if len(sources) == 1 and progress is None:
-        return [decode(sources[0], options, lambda tell: None)]
-    tells: dict[int, Callable[[], int]] = {}
+@dataclass(frozen=True)
+class Settled:
+    """What all inputs mean, when their rows are in order."""
 
-    def one(number: int) -> Decoded:
-        decoded = decode(sources[number], options, lambda tell: tells.__setitem__(number, tell))
-        tells[number] = lambda: sources[number].size_nbytes
-        return decoded
-
-    pool = ThreadPoolExecutor(min(len(sources), thread_count()), thread_name_prefix="stager-bars")
-    try:
-        futures = [pool.submit(one, number) for number in range(len(sources))]
-        _watch(futures, sources, tells, progress)
-        return [future.result() for future in futures]
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    opens: Opens
+    adjustment: Literal["raw", "split", "total", "unknown"]
+    inputs: list[InputFile]
+    dropped: dict[str, int]
 
 
-def _watch(
-    futures: Sequence[Future[Decoded]],
-    sources: Sequence[BarFile],
-    tells: dict[int, Callable[[], int]],
-    progress: Progress | None,
-) -> None:
-    """Report how far the files are read until all are, or one failed."""
-    total = sum(source.size_nbytes for source in sources)
-    pending: set[Future[Decoded]] = set(futures)
-    while pending:
-        done, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
-        if any(future.exception() is not None for future in done):
-            return
-        if progress is not None:
-            progress("parse", min(total, sum(_told(tell) for tell in list(tells.values()))), total)
+def conclude(
+    taken: Sequence[Taken], merged: Merged, times: SortedTimes, symbols: Sequence[str], options: ReadOptions
+) -> Settled:
+    """Interval, label and adjustment, noted in ``merged``; and where the rows came from.
+
+    Raises
+    ------
+    BarsError
+        As :func:`read`.
+    """
+    path = taken[0].name if len(taken) == 1 else None
+    opens = settle_interval(
+        times,
+        symbols,
+        merged.timestamps,
+        merged.all_midnight,
+        options,
+        settle_label(taken, options),
+        merged.notes,
+        path,
+    )
+    adjustment = settle_adjustment(taken, options, merged.notes)
+    inputs = [InputFile(one.name, one.size_nbytes, one.n_rows, one.n_dropped) for one in taken]
+    return Settled(opens, adjustment, inputs, {"null price": sum(one.n_dropped for one in taken)})
 
 
-def _told(tell: Callable[[], int]) -> int:
-    try:
-        return tell()
-    except ValueError:  # the stream was closed a moment ago
-        return 0
+def dropped_as(n_duplicates: int, n_conflicts: int) -> dict[str, int]:
+    """Rows that were dropped because another of their symbol and time was kept, by reason."""
+    conflicts = {"conflicting duplicate": n_conflicts} if n_conflicts else {}
+    return {"duplicate": n_duplicates} | conflicts
+
+
+def conflicting(symbol: str, time: int, n_conflicts: int, path: str | None) -> BarsError:
+    """The error of rows that differ and are of one symbol and time."""
+    return BarsError(
+        f"symbol {symbol!r} has rows of the same time {time_text(time)} that "
+        f"differ; {n_conflicts} pairs of symbol and time are like that; keep one row of each, or say which with "
+        "--duplicates first or --duplicates last",
+        path=path,
+    )
+
+
+class _InMemory:
+    """Keeps all rows; the Keeper of inputs that fit into memory."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, list[_Pieces]] = {}
+
+    def begin(self, number: int) -> None:
+        self._rows[number] = []
+
+    def keep(self, number: int, symbols: tuple[str, ...], pieces: list[Piece]) -> None:
+        self._rows[number].append((symbols, pieces))
+
+    def end(self, number: int, taken: Taken) -> None:
+        pass
+
+    def rows(self) -> list[_Pieces]:
+        """Those of each input."""
+        return [part for number in sorted(self._rows) for part in self._rows[number]]
+
+
+def _numbered(rows: Sequence[_Pieces], columns: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], list[Piece]]:
+    """All symbols, sorted as text, and all rows with codes that count in them and with the wanted columns."""
+    symbols = rows[0][0]
+    if any(other != symbols for other, _ in rows):
+        symbols = tuple(sorted({symbol for some, _ in rows for symbol in some}))
+    place = {symbol: code for code, symbol in enumerate(symbols)}
+    kind = code_type(len(symbols))
+    pieces: list[Piece] = []
+    for (some, parts), wanted in zip(rows, columns, strict=True):
+        table = None if some == symbols else np.array([place[symbol] for symbol in some], kind)
+        for part in parts:
+            codes = part.codes if table is None else table[part.codes]
+            pieces.append(Piece(codes, part.times, tuple(part.columns[number] for number in wanted)))
+    return symbols, pieces
 
 
 def _table(arranged: Arranged, symbols: Sequence[str], names: Sequence[str]) -> pa.Table:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from stager.bars.detect import NULL_WORDS, is_number, normalise, time_form
 from stager.bars.formats import Format, built_in
 from stager.bars.options import ReadOptions
+from stager.bars.room import Room
 from stager.bars.sources import HEAD_NBYTES, Opened
 from stager.errors import BarsError
 
@@ -49,16 +50,18 @@ class Sample:
     has_repeats: bool = False
 
 
-def sample_csv(opened: Opened, options: ReadOptions, described: Format | None = None) -> Sample:
+def sample_csv(
+    opened: Opened, options: ReadOptions, described: Format | None = None, room: Room | None = None
+) -> Sample:
     """Header line, delimiter and first rows of a CSV file; aligned columns get tabs between them, in ``opened``.
 
     Raises
     ------
     BarsError
-        If it is no UTF-8 text, or has no delimiter.
+        If it is no UTF-8 text, or has no delimiter; or if it must be rewritten and there is no `room` for that.
     """
     name = opened.source.name
-    lines = _first_lines(opened)
+    lines = _first_lines(opened, room)
     if not any(line.strip() for line in lines):
         raise BarsError(f"the first line is longer than {HEAD_NBYTES} bytes; this is no CSV file of bars", path=name)
     told = options.delimiter or (None if described is None else described.delimiter)
@@ -69,8 +72,10 @@ def sample_csv(opened: Opened, options: ReadOptions, described: Format | None = 
         n_names = len(header.split())
         following = next((line for line in lines[header_line:] if line.strip()), "")
         if options.delimiter is None and n_names >= 5 and len(following.split()) == n_names:
+            if room is not None:
+                room.check(4 * opened.unpacked_nbytes(), "aligned columns are not read in parts; write CSV")
             _tabs_for_blanks(opened)
-            return sample_csv(opened, options, described)
+            return sample_csv(opened, options, described, room)
         raise BarsError(
             f"the header line {header.strip()[:80]!r} holds "
             + (f"no {delimiter!r}" if told else "none of the delimiters , ; | and tab")
@@ -105,14 +110,14 @@ def with_names(sample: Sample, names: Sequence[str]) -> Sample:
     return replace(sample, names=tuple(names))
 
 
-def _first_lines(opened: Opened) -> list[str]:
+def _first_lines(opened: Opened, room: Room | None) -> list[str]:
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         text = decoder.decode(opened.head, final=opened.is_whole)
     except UnicodeDecodeError as error:
-        if _is_gbk(opened):
+        if _is_gbk(opened, room):
             opened.replace(opened.read().decode("gbk").encode())
-            return _first_lines(opened)
+            return _first_lines(opened, room)
         before = opened.head[: error.start].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         raise not_utf8(opened.source.name, before.count(b"\n") + 1, opened.head[error.start]) from None
     lines = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n").split("\n")
@@ -121,11 +126,13 @@ def _first_lines(opened: Opened) -> list[str]:
     return lines
 
 
-def _is_gbk(opened: Opened) -> bool:
+def _is_gbk(opened: Opened, room: Room | None) -> bool:
     """Whether the bytes read as GBK give the header of a known format, which chance does not."""
     header = opened.head.split(b"\n", 1)[0]
     try:
         names = header.decode("gbk").strip()
+        if room is not None:
+            room.check(4 * opened.unpacked_nbytes(), "text that is no UTF-8 is not read in parts; convert it")
         opened.read().decode("gbk")
     except UnicodeDecodeError:
         return False

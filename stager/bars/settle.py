@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -16,6 +16,7 @@ from stager.bars.detect import Decision
 from stager.bars.interval import Interval
 from stager.bars.options import ReadOptions
 from stager.bars.symbols import Codes
+from stager.bars.taken import Taken
 from stager.bars.times import Times
 from stager.bars.zones import Zone, to_utc
 from stager.errors import BarsError
@@ -36,57 +37,78 @@ class Notes:
             self.decisions.append(Decision(what, value, source))
 
 
-def settle_zone(
-    inputs: Sequence[Decoded],
-    times: Sequence[Times],
-    codes: Sequence[Sequence[Codes]],
-    options: ReadOptions,
-    notes: Notes,
-) -> Timestamps:
-    """Bring wall-clock times to UTC, in place, unless they are dates.
+class ZoneMissing(BarsError):
+    """Wall-clock times need a zone, and none was told."""
+
+
+def localise(
+    one: Decoded, times: Times, codes: Sequence[Codes], options: ReadOptions, notes: Notes, dates: bool
+) -> bool:
+    """Bring the wall-clock times of an input to UTC, in place; ``codes`` are its symbols' numbers.
+
+    Returns
+    -------
+    bool
+        Whether ``dates`` allowed to keep them, because they are nothing but dates.
+
+    Raises
+    ------
+    ZoneMissing
+    BarsError
+        If the zone contradicts the times.
+    """
+    if not one.n_rows or times.form == "instant":
+        return False
+    if dates and times.all_midnight and _may_be_dates(options):
+        return True
+    zone = None if options.zone is None else Zone.parse(options.zone)
+    described = one.layout.format
+    if zone is None and described is not None and described.time.zone is not None:
+        source = f"the format {described.name}"
+        times.parts = _localise(one, times, codes, Zone.parse(described.time.zone), source, notes)
+    else:
+        times.parts = _localise(one, times, codes, zone, "as told", notes)
+    return False
+
+
+def _may_be_dates(options: ReadOptions) -> bool:
+    return options.interval is None or Interval.parse(options.interval).is_session
+
+
+def settle_zone(inputs: Sequence[Taken], options: ReadOptions, notes: Notes) -> Timestamps:
+    """Tell what the times of all inputs are: instants, or session dates.
 
     Raises
     ------
     BarsError
-        If inputs of both kinds are mixed, a zone is missing, or it contradicts the times.
+        If inputs of both kinds are mixed, or the zone told contradicts them.
     """
-    read = [(one, each) for one, each in zip(inputs, times, strict=True) if one.n_rows]
-    naive = [(one, each) for one, each in read if each.form == "naive"]
-    aware = [(one, each) for one, each in read if each.form == "instant"]
+    read = [one for one in inputs if one.n_rows]
+    naive = [one for one in read if one.form == "naive"]
+    aware = [one for one in read if one.form == "instant"]
     if naive and aware:
-        raise naive[0][0].error(
-            f"its times have no zone, and those of {aware[0][0].name} have one; write all of them in one form",
-            None,
-            "time",
-        )
+        raise naive[0].error(mixed_forms(aware[0].name), naive[0].time_name)
     zone = None if options.zone is None else Zone.parse(options.zone)
     if aware:
         if zone is not None and not zone.is_utc:
-            raise aware[0][0].error(
+            raise aware[0].error(
                 f"the zone {zone.name} was given, but the times are instants or carry their own zone; leave out --zone",
-                None,
-                "time",
+                aware[0].time_name,
             )
         notes.decide("zone", "UTC", "the times are instants or carry their own zone")
         return "utc"
-    is_daily = options.interval is None or Interval.parse(options.interval).is_session
-    if naive and is_daily and all(each.all_midnight for _, each in naive):
+    if naive and all(one.is_dates for one in naive):
         if options.label == "close":
-            raise naive[0][0].error(
-                "the times are dates, and a date marks its whole session; leave out --label close", None, "time"
+            raise naive[0].error(
+                "the times are dates, and a date marks its whole session; leave out --label close", naive[0].time_name
             )
         if zone is not None and not zone.is_utc:
             notes.warnings.append(f"the zone {zone.name} is not used: the times are dates, and stay dates")
         notes.decide("timestamps", "session dates", "no time has a clock other than 00:00")
         return "session"
-    for number, (one, each) in enumerate(zip(inputs, times, strict=True)):
-        if one.n_rows:
-            described = one.layout.format
-            if zone is None and described is not None and described.time.zone is not None:
-                source = f"the format {described.name}"
-                each.parts = _localise(one, each, codes[number], Zone.parse(described.time.zone), source, notes)
-            else:
-                each.parts = _localise(one, each, codes[number], zone, "as told", notes)
+    for one in inputs:
+        for decision in one.zone:
+            notes.decide(decision.what, decision.value, decision.source)
     return "utc"
 
 
@@ -105,12 +127,8 @@ def _localise(
         starts = np.cumsum([0, *(len(part) for part in times.parts)])
         part = int(np.searchsorted(starts, times.first_clock_row, "right")) - 1
         value = times.parts[part][times.first_clock_row - starts[part]]
-        raise one.error(
-            f"the time {time_text(int(value))} has no zone; say which with --zone, for example --zone America/New_York "
-            "or --zone UTC",
-            times.first_clock_row,
-            "time",
-        )
+        error = one.error(no_zone(int(value)), times.first_clock_row, "time")
+        raise ZoneMissing(error.message, path=error.path, line=error.line, column=error.column)
     notes.decide("zone", zone.name, source)
     if zone.is_utc:
         return times.parts
@@ -118,11 +136,80 @@ def _localise(
     def numbers() -> npt.NDArray[np.int32]:
         return np.concatenate([part.astype(np.int32) for part in codes])
 
-    return to_utc(times.parts, numbers, zone, lambda text, row: one.error(text, row, "time"))
+    return to_utc(times.parts, numbers, zone, lambda text, row: one.error(text, row, "time"), is_part=one.is_part)
+
+
+def no_zone(time: int) -> str:
+    """The message about a wall-clock time without a zone."""
+    return (
+        f"the time {time_text(time)} has no zone; say which with --zone, for example --zone America/New_York or "
+        "--zone UTC"
+    )
+
+
+def mixed_forms(other: str) -> str:
+    """The message about an input whose times have no zone, where those of another have one."""
+    return f"its times have no zone, and those of {other} have one; write all of them in one form"
+
+
+@dataclass(frozen=True)
+class Opens:
+    """How the instants of bars' opens follow from sorted times; ``shift`` is added, and ``interval`` then taken off.
+
+    Attributes
+    ----------
+    interval : Interval or None
+        None only if there are no rows and it was not told.
+    shift : int or None
+        Nanoseconds; None: the times are opens.
+    timestamps : {"utc", "session"}
+    """
+
+    interval: Interval | None
+    shift: int | None
+    timestamps: Timestamps
+
+    def of(self, times: Int64) -> Int64:
+        """Opens of bars with these times, nanoseconds since 1970."""
+        if self.shift is None or self.interval is None:
+            return times
+        return self.interval.opened(times + self.shift)
+
+
+@dataclass(frozen=True)
+class SortedTimes:
+    """What the times of all rows show, in the order (symbol, time).
+
+    Attributes
+    ----------
+    n_rows : int
+    first : int
+        The time of the first row.
+    missing : int
+        What all times lack to a full second, where they end in .999, .999999 or .999999999; else 0.
+    infer : callable
+        Gives the interval and the symbols that deviate, as :meth:`Interval.infer`.
+    """
+
+    n_rows: int
+    first: int
+    missing: int
+    infer: Callable[[], tuple[Interval, list[tuple[int, int]]]]
+
+    @classmethod
+    def of(cls, arranged: Arranged) -> SortedTimes:
+        """Of rows in memory, of symbols that all have one."""
+        times = arranged.times
+        return cls(
+            len(times),
+            int(times[0]) if len(times) else 0,
+            max(lacks_to_the_close(times), default=0),
+            lambda: Interval.infer(times, arranged.first_rows, arranged.counts),
+        )
 
 
 def settle_interval(
-    arranged: Arranged,
+    times: SortedTimes,
     symbols: Sequence[str],
     timestamps: Timestamps,
     all_midnight: bool,
@@ -130,20 +217,21 @@ def settle_interval(
     label: tuple[Literal["open", "close"], str],
     notes: Notes,
     path: str | None,
-) -> tuple[Interval | None, Timestamps]:
-    """The interval, told or inferred; times that mark a bar's close are shifted to its open, in place.
+) -> Opens:
+    """The interval, told or inferred, and what times are then.
 
     Raises
     ------
     BarsError
-        If the interval can't be inferred and was not told.
+        If the interval can't be inferred, or times seem to mark the end of bars and nobody said so.
     """
-    interval = None if options.interval is None else Interval.parse(options.interval)
-    if interval is not None:
+    interval: Interval | None = None
+    if options.interval is not None:
+        interval = Interval.parse(options.interval)
         notes.decide("interval", interval.text, "as told")
-    elif len(arranged.times):
+    elif times.n_rows:
         try:
-            interval, deviants = Interval.infer(arranged.times, arranged.first_rows, arranged.counts)
+            interval, deviants = times.infer()
         except BarsError as error:
             raise BarsError(error.message, path=path) from None
         notes.decide("interval", interval.text, "the most frequent step inside the symbols")
@@ -152,13 +240,14 @@ def settle_interval(
             more = f" and {len(deviants) - 10} more" if len(deviants) > 10 else ""
             notes.warnings.append(f"the most frequent step of some symbols is not {interval.text}: {shown}{more}")
     value, source = label
+    shift: int | None = None
     if value == "close" and interval is not None:
-        arranged.times = interval.opened(arranged.times + _missing_to_the_close(arranged.times))
+        shift = times.missing
         notes.decide("label", "close", f"{source}; shifted back by {interval.text} to the open")
     else:
-        if options.label is None and len(arranged.times) and _missing_to_the_close(arranged.times):
+        if options.label is None and times.missing:
             raise BarsError(
-                f"every time ends just before a second is full, as in {time_text(int(arranged.times[0]))}, so it seems "
+                f"every time ends just before a second is full, as in {time_text(times.first)}, so it seems "
                 "to mark the end of its bar; say so with --label close, or --label open",
                 path=path,
             )
@@ -166,17 +255,17 @@ def settle_interval(
         if timestamps == "utc" and all_midnight and interval is not None and interval.is_session:
             notes.decide("timestamps", "session dates", "all times are at 00:00 UTC, a day or more apart")
             timestamps = "session"
-    return interval, timestamps
+    return Opens(interval, shift, timestamps)
 
 
-def _missing_to_the_close(times: Int64) -> int:
-    """What all times lack to a full second, where they end in .999, .999999 or .999999999; else 0."""
+def lacks_to_the_close(times: Int64) -> set[int]:
+    """What all times may lack to a full second, (1 ms, 1 us, 1 ns); of no times, nothing."""
     # Nearly always the first time tells that there is nothing.
     steps = [step for step in (10**6, 10**3, 1) if len(times) and (int(times[0]) + step) % 10**9 == 0]
-    return next((step for step in steps if not np.any((times + step) % 10**9)), 0)
+    return {step for step in steps if not np.any((times + step) % 10**9)}
 
 
-def settle_label(inputs: Sequence[Decoded], options: ReadOptions) -> tuple[Literal["open", "close"], str]:
+def settle_label(inputs: Sequence[Taken], options: ReadOptions) -> tuple[Literal["open", "close"], str]:
     """What a time marks, and from what that is known.
 
     Raises
@@ -186,26 +275,25 @@ def settle_label(inputs: Sequence[Decoded], options: ReadOptions) -> tuple[Liter
     """
     if options.label is not None:
         return options.label, "as told"
-    formats = [None if one.layout.format is None else one.layout.format for one in inputs]
-    labels = ["open" if each is None else each.label for each in formats]
+    labels = ["open" if one.label is None else one.label for one in inputs]
     if labels.count("close") not in (0, len(labels)):
         odd = labels.index("close" if labels[0] == "open" else "open")
         raise inputs[odd].error(
             f"its times mark the {labels[odd]} of a bar, and those of {inputs[0].name} don't; read them apart"
         )
-    if "close" in labels and formats[0] is not None:
-        return "close", f"the format {formats[0].name}"
-    return "open", "not told; assumed" if formats[0] is None else f"the format {formats[0].name}"
+    if "close" in labels:
+        return "close", f"the format {inputs[0].format}"
+    return "open", "not told; assumed" if inputs[0].format is None else f"the format {inputs[0].format}"
 
 
 def settle_adjustment(
-    inputs: Sequence[Decoded], options: ReadOptions, notes: Notes
+    inputs: Sequence[Taken], options: ReadOptions, notes: Notes
 ) -> Literal["raw", "split", "total", "unknown"]:
     """What prices are adjusted for: as told, else as the formats of all inputs say."""
     if options.adjustment != "unknown":
         notes.decide("adjustment", options.adjustment, "as told")
         return options.adjustment
-    known = {"unknown" if one.layout.format is None else one.layout.format.adjustment for one in inputs}
+    known = {one.adjustment for one in inputs}
     if len(known) == 1 and known != {"unknown"}:
         value = known.pop()
         notes.decide("adjustment", value, "the format")

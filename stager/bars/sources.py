@@ -15,7 +15,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from stager.bars.unpack import to_utf8, unzipped
+from stager.bars.room import Room
+from stager.bars.unpack import to_utf8, unzipped, unzipped_nbytes
 from stager.errors import BarsError
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -32,6 +33,8 @@ _STEM = re.compile(
 _URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 HEAD_NBYTES = 1 << 18
+# Of a compressed file so much is unpacked to tell how large all of it is.
+_LOOK_NBYTES = 1 << 23
 _COMPRESSIONS: tuple[tuple[bytes, Compression], ...] = (
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
@@ -73,6 +76,16 @@ class BarFile:
             raise BarsError(f"can't be opened: {_reason(error)}", path=self.name) from None
 
     @property
+    def modified(self) -> int | None:
+        """When the file was changed, in nanoseconds since 1970; None where that is not known."""
+        try:
+            if self.filesystem is None:
+                return os.stat(self.path).st_mtime_ns
+            return self.filesystem.get_file_info(self.path).mtime_ns
+        except (OSError, pa.ArrowException):
+            return None
+
+    @property
     def stem(self) -> str:
         """The file's name without its known endings: ``6EH4`` of ``data/6EH4.csv.gz``."""
         return _STEM.sub("", self.file_name) or self.file_name
@@ -103,12 +116,25 @@ class Opened:
     is_whole: bool
     tell: Callable[[], int] = field(default=lambda: 0)
     # The content, where it had to be rewritten before parsing; then it is not compressed.
-    data: bytes | None = None
+    data: bytes | pa.Buffer | None = None
 
     @property
     def size_nbytes(self) -> int:
         """Bytes to parse, of an uncompressed input."""
         return self.source.size_nbytes if self.data is None else len(self.data)
+
+    def unpacked_nbytes(self) -> int:
+        """Bytes of the unpacked content; of a compressed file about as many, by how its beginning was compressed."""
+        if self.data is not None or self.compression is None:
+            return self.size_nbytes
+        with self.source.open() as raw, pa.CompressedInputStream(raw, self.compression) as stream:
+            n_unpacked = n_packed = 0
+            while n_unpacked < _LOOK_NBYTES and (some := len(stream.read(1 << 20))):
+                n_unpacked += some
+                n_packed = raw.tell()
+        if n_packed >= self.source.size_nbytes and n_unpacked < _LOOK_NBYTES:
+            return n_unpacked
+        return n_unpacked * self.source.size_nbytes // max(1, n_packed)
 
     def read(self) -> bytes:
         """All unpacked bytes.
@@ -124,10 +150,10 @@ class Opened:
         except (OSError, pa.ArrowException):
             raise damaged(self.source, self.compression or "") from None
 
-    def replace(self, data: bytes) -> None:
+    def replace(self, data: bytes | pa.Buffer) -> None:
         """Parse these bytes from now on. Rewriting keeps the lines, so that errors name the file's own."""
         self.data, self.compression = data, None
-        self.head, self.is_whole = data[:HEAD_NBYTES], len(data) <= HEAD_NBYTES
+        self.head, self.is_whole = bytes(data[:HEAD_NBYTES]), len(data) <= HEAD_NBYTES
 
     def stream(self) -> pa.NativeFile:
         """A new stream of the unpacked bytes; ``tell`` then gives how many packed bytes were read."""
@@ -272,14 +298,16 @@ def _reason(error: BaseException) -> str:
     return re.sub(r"\s*\[errno \d+\].*?:\s*", " ", detail, flags=re.IGNORECASE)[:200] or type(error).__name__
 
 
-def look(source: BarFile, encoding: str | None = None) -> Opened:
+def look(source: BarFile, encoding: str | None = None, room: Room | None = None) -> Opened:
     """Read the first bytes and tell what the file is; text of an encoding other than UTF-8 is decoded.
 
     Raises
     ------
     BarsError
-        If it is empty, or something else than text or Parquet.
+        If it is empty, or something else than text or Parquet; or if it must be unpacked or decoded as a whole and
+        there is no `room` for that.
     """
+    room = Room(source.name) if room is None else room
 
     def refuse(message: str) -> BarsError:
         return BarsError(message, path=source.name)
@@ -298,6 +326,11 @@ def look(source: BarFile, encoding: str | None = None) -> Opened:
         except (OSError, pa.ArrowException):
             raise damaged(source, compression) from None
     if opened.head.startswith(b"PK\x03\x04"):
+        if room.nbytes is not None:
+            with source.open() as raw:
+                room.check(
+                    source.size_nbytes + 2 * unzipped_nbytes(raw), "zip archives are not read in parts; unpack it"
+                )
         opened.replace(unzipped(opened.read(), source.name))
     head = opened.head
     if head.startswith(b"PAR1"):
@@ -310,6 +343,8 @@ def look(source: BarFile, encoding: str | None = None) -> Opened:
         if head.startswith(magic):
             raise refuse(f"the file is {what}")
     if encoding is not None or head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        # The bytes, the text, and the bytes of UTF-8.
+        room.check(4 * opened.unpacked_nbytes(), "text that is no UTF-8 is not read in parts; convert it")
         opened.replace(to_utf8(opened.read(), encoding or "utf-16", source.name))
         head = opened.head
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()

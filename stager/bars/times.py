@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +23,7 @@ Form: TypeAlias = Literal["instant", "naive"]
 
 DAY = 86_400 * 10**9
 _UNITS = {"seconds": 10**9, "milliseconds": 10**6, "microseconds": 10**3, "nanoseconds": 1}
+_DATES = "dates"
 _ARROW_UNITS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
@@ -47,6 +48,8 @@ class Times:
     all_midnight: bool
     decision: Decision
     first_clock_row: int = 0
+    # The least and largest, where the times are whole numbers.
+    extremes: tuple[int, int] | None = None
 
 
 def year_window(allow_years: tuple[int, int] | None) -> tuple[int, int]:
@@ -55,7 +58,7 @@ def year_window(allow_years: tuple[int, int] | None) -> tuple[int, int]:
 
 
 def read_times(column: pa.ChunkedArray[Any], years: tuple[int, int], is_text_file: bool, refuse: Refuse) -> Times:
-    """Times of a column.
+    """Times of a column, in parts as its chunks.
 
     Parameters
     ----------
@@ -73,6 +76,21 @@ def read_times(column: pa.ChunkedArray[Any], years: tuple[int, int], is_text_fil
     BarsError
         If the column can't be told, mixes forms, or leaves the plausible years.
     """
+    times = _read(column, years, is_text_file, refuse)
+    lengths = [len(chunk) for chunk in column.chunks]
+    if [len(part) for part in times.parts] != lengths:
+        # Arrow's kernels may make one chunk of several.
+        cuts = np.cumsum(lengths)[:-1]
+        present = [
+            np.ones(len(p), np.bool_) if m is None else m for p, m in zip(times.parts, times.present, strict=True)
+        ]
+        has_all = all(mask is None for mask in times.present)
+        times.parts = np.split(np.concatenate(times.parts), cuts)
+        times.present = [None] * len(lengths) if has_all else np.split(np.concatenate(present), cuts)
+    return times
+
+
+def _read(column: pa.ChunkedArray[Any], years: tuple[int, int], is_text_file: bool, refuse: Refuse) -> Times:
     kind = column.type
     if pa.types.is_null(kind):
         column, kind = column.cast(pa.timestamp("ns")), pa.timestamp("ns")
@@ -232,8 +250,8 @@ def _from_integers(column: pa.ChunkedArray[Any], years: tuple[int, int], refuse:
     if first <= low and high <= last:
         dates = _calendar_dates(column, refuse)
         if dates is not None:
-            decision = Decision("time", "dates", f"whole numbers YYYYMMDD, {low} to {high}")
-            return _finish(dates, 10**9, years, "naive", decision, refuse)
+            found = _finish(dates, 10**9, years, "naive", whole_numbers(_DATES, low, high), refuse)
+            return replace(found, extremes=(low, high))
     start = int(np.datetime64(f"{years[0]:04d}-01-01", "s").astype(np.int64)) * 10**9
     end = int(np.datetime64(f"{years[1] + 1:04d}-01-01", "s").astype(np.int64)) * 10**9
 
@@ -261,8 +279,14 @@ def _from_integers(column: pa.ChunkedArray[Any], years: tuple[int, int], refuse:
     scaled = pa.chunked_array(
         parallel(lambda part: pc.multiply(part, size) if size > 1 else part, column.chunks), type=pa.int64()
     )
-    decision = Decision("time", f"{name} since 1970 UTC", f"whole numbers from {low} to {high}")
-    return _finish(scaled.cast(pa.timestamp("ns")), 1, years, "instant", decision, refuse)
+    decision = whole_numbers(f"{name} since 1970 UTC", low, high)
+    found = _finish(scaled.cast(pa.timestamp("ns")), 1, years, "instant", decision, refuse)
+    return replace(found, extremes=(low, high))
+
+
+def whole_numbers(meaning: str, low: int, high: int) -> Decision:
+    """The decision about times that are whole numbers between two."""
+    return Decision("time", meaning, f"whole numbers {'YYYYMMDD,' if meaning == _DATES else 'from'} {low} to {high}")
 
 
 def _first(column: pa.ChunkedArray[Any], wanted: Callable[[int], bool]) -> tuple[int, int]:

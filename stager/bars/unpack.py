@@ -5,8 +5,18 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
+from typing import Any
 
 from stager.errors import BarsError
+
+
+def unzipped_nbytes(file: Any) -> int:
+    """Bytes of all files in a zip archive; 0 if it is none."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return sum(entry.file_size for entry in archive.infolist())
+    except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError, RuntimeError, ValueError):
+        return 0
 
 
 def unzipped(data: bytes, name: str) -> bytes:

@@ -88,6 +88,8 @@ def to_utc(
     codes: Callable[[], npt.NDArray[np.int32]],
     zone: Zone,
     error: Callable[[str, int], BarsError],
+    *,
+    is_part: bool = False,
 ) -> list[Int64]:
     """UTC instants of wall-clock times.
 
@@ -100,6 +102,8 @@ def to_utc(
     zone : Zone
     error : callable
         Makes the error of a message and a row.
+    is_part : bool
+        The file has other rows too, so that the order of all of a symbol's rows is not known.
 
     Returns
     -------
@@ -146,6 +150,13 @@ def to_utc(
             f"the time {_text(wall[skipped[0]])} never occurred in {zone.name}, because the clocks were put ahead; "
             "that proves a wrong zone, give the right one with --zone",
             int(skipped[0]),
+        )
+    if is_part:
+        raise error(
+            f"the time {_text(wall[unclear[0]])} occurred twice in {zone.name}, because the clocks were put back; the "
+            "order of all rows tells which is meant, and the file is too large to be read at once: give more --memory "
+            "or fewer --workers, split the file, or give stamps in UTC or with an offset",
+            int(unclear[0]),
         )
     second = _second_passes(wall, codes(), unclear, which, zone, error)
     utc[second] = wall[second] - shift[np.searchsorted(end, wall[second], "right") + 1]

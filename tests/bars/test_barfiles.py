@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stager.bars.merge import unify
-from stager.bars.read import ReadOptions, decode_all
-from stager.bars.settle import Notes
+from stager.bars.decode import decode
+from stager.bars.intake import rows_of
+from stager.bars.read import ReadOptions
+from stager.bars.sources import find
 from stager.errors import BarsError
 
 FOLDER = Path(__file__).parent.parent / "data" / "barfiles"
@@ -139,22 +140,24 @@ def inputs_of(folder: Path) -> list[Path] | Path:
 def literal(folder: Path, told: dict[str, Any]) -> dict[str, list[Any]]:
     """Rows as the files have them: symbol, nanoseconds, and numbers with None for a missing one."""
     options = ReadOptions(**({"allow_years": (1900, 2261)} | told))
-    inputs = decode_all(inputs_of(folder), options)
-    unified = unify(inputs, options, Notes())
+    files = find(inputs_of(folder))
+    inputs = [one for file in files for one in decode(file, options, lambda tell: None)]
+    dates = all(rows_of(one, options, is_only=len(files) == 1).is_dates for one in inputs)
+    read = [rows_of(one, options, is_only=len(files) == 1, dates=dates) for one in inputs]
     found: dict[str, list[Any]] = {key: [] for key in ("symbol", "timestamp", *NUMBERS)}
     present: list[bool] = []
-    for one, times, codes in zip(inputs, unified.times, unified.codes, strict=True):
-        for part in codes:
-            found["symbol"] += [unified.symbols[code] for code in part]
-        for part, mask in zip(times.parts, times.present, strict=True):
+    for one, rows in zip(inputs, read, strict=True):
+        for part in rows.codes:
+            found["symbol"] += [rows.symbols[code] for code in part]
+        for part, mask in zip(rows.times.parts, rows.times.present, strict=True):
             found["timestamp"] += part.tolist()
             present += [True] * len(part) if mask is None else mask.tolist()
         for key in NUMBERS:
             values = one.columns[key].to_pylist() if key in one.columns else [None] * one.n_rows
             found[key] += [None if value is None or value != value else value for value in values]
     # A line of delimiters alone is no row.
-    rows = [i for i in range(len(found["symbol"])) if present[i] or any(found[key][i] is not None for key in NUMBERS)]
-    return {key: [values[i] for i in rows] for key, values in found.items()}
+    kept = [i for i in range(len(found["symbol"])) if present[i] or any(found[key][i] is not None for key in NUMBERS)]
+    return {key: [values[i] for i in kept] for key, values in found.items()}
 
 
 def wanted(path: Path) -> dict[str, list[Any]]:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from bars.conftest import HEADER, ROWS, ReadText, decided, instants, lines, one_symbol
@@ -343,3 +347,38 @@ def test_options_are_recorded(read_text: ReadText) -> None:
     assert decided(bars)["interval"][0] == "1min"
     assert decided(bars)["adjustment"] == ("split", "as told")
     assert bars.adjustment == "split"
+
+
+@pytest.mark.parametrize("times", ["ns", "s", "date", "seconds", "text", "dictionary", "missing"])
+@pytest.mark.parametrize("ending", ["parquet", "csv", "feather"])
+def test_columns_of_every_type_stay_together_in_large_files(tmp_path: Path, times: str, ending: str) -> None:
+    """Arrow makes one chunk of several where it casts, and so not of all columns."""
+    n_symbols, n_times = (20, 15_000) if times == "date" else (1, 300_000)
+    seconds: Any = pa.array(np.tile(np.arange(n_times) * 60 + 1_500_000_000, n_symbols))
+    stamps = seconds.cast(pa.timestamp("s"))
+    column = {
+        "ns": lambda: stamps.cast(pa.timestamp("ns")),
+        "s": lambda: stamps,
+        "date": lambda: pa.array(np.tile(np.arange(n_times) + 3_653, n_symbols).astype("datetime64[D]")),
+        "seconds": lambda: seconds,
+        "text": lambda: stamps.cast(pa.string()),
+        "dictionary": lambda: stamps.cast(pa.string()).dictionary_encode(),
+        "missing": lambda: pc.if_else(pc.less(seconds, seconds[-1]), stamps, None),
+    }[times]()
+    price = pa.array(np.arange(n_symbols * n_times, dtype=np.int32) + 1)
+    if times == "missing":
+        price = pc.if_else(pc.less(seconds, seconds[-1]), price, None)
+    names = pa.array([f"S{number:02}" for number in range(n_symbols)])
+    symbols = names.take(pa.array(np.repeat(np.arange(n_symbols), n_times)))
+    prices = dict.fromkeys(("open", "high", "low", "close"), price)
+    table = pa.table({"time": column, "symbol": symbols, **prices, "volume": price.cast(pa.float32())})
+    file = tmp_path / f"bars.{ending}"
+    if ending == "parquet":
+        pq.write_table(table, file)
+    elif ending == "feather":
+        pa.feather.write_feather(table, str(file))
+    else:
+        pacsv.write_csv(table, file)
+    bars = read(file, ReadOptions(zone=None if times in ("date", "seconds") else "UTC"))
+    assert bars.table.num_rows == n_symbols * n_times - (times == "missing")
+    assert np.array_equal(bars.table["close"].to_numpy(), np.arange(bars.table.num_rows) + 1.0)
