@@ -22,8 +22,9 @@ from stager.packs.fingerprints import fingerprint_of
 from stager.packs.layout import Pack, join, open_pack, open_part
 from stager.packs.manifest import MANIFEST, Column, Manifest, read_manifest, readable
 from stager.packs.overlap import Overlap, compare, first_and_last
-from stager.packs.packing import Progress, missing_in, read_bars, write_manifest, write_segment
+from stager.packs.packing import Progress, missing_in, read_bars, write_manifest
 from stager.packs.publish import partial_of, refusing, sync
+from stager.packs.segment import write_segment
 
 
 def append(
@@ -92,7 +93,7 @@ def _add(target: Path, partial: Path, bars: Bars, progress: Progress | None) -> 
         _commit(target, partial)
         return
     name = f"segment-{1 + max(_number(segment.name) for segment in manifest.segments)}"
-    segment = write_segment(partial / name, bars.table, bars.symbols, bars.first_rows, bars.counts, target, progress)
+    segment = write_segment(partial / name, bars.table, bars.symbols, bars.counts, target, progress)
     columns = [
         Column(column.name, column.role, column.n_missing + n)
         for column, n in zip(manifest.columns, missing_in(bars), strict=True)

@@ -17,8 +17,9 @@ from stager.errors import PackDamagedError
 from stager.packs.fingerprints import fingerprint
 from stager.packs.held import Joined
 from stager.packs.layout import Pack, open_pack
-from stager.packs.packing import Progress, write_manifest, write_segment
+from stager.packs.packing import Progress, write_manifest
 from stager.packs.publish import partial_of, publish, refusing, sync
+from stager.packs.segment import write_segment
 
 
 def compact(path: str | Path, *, progress: Progress | None = None) -> Pack:
@@ -63,7 +64,7 @@ def _rewrite(pack: Pack, held: Joined, target: Path, partial: Path, progress: Pr
         raise PackDamagedError(
             f"{target}: its bars are not those that were written; nothing was compacted. `stager verify` tells where"
         )
-    segment = write_segment(partial / "segment-0", table, pack.symbols, pack.first_rows, pack.counts, target, progress)
+    segment = write_segment(partial / "segment-0", table, pack.symbols, pack.counts, target, progress)
     manifest = msgspec.structs.replace(pack.manifest, segments=[segment], checksum="0" * 32)
     write_manifest(partial, manifest)
     sync(partial)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,25 @@ def fingerprint_of(held: Held, columns: Sequence[str], symbols: Sequence[str], c
     return _fingerprint(["time", *columns], symbols, counts, values)
 
 
+def digest(symbol: str, columns: Iterable[Iterable[npt.NDArray[Any]]]) -> bytes:
+    """Hash of one symbol's bars: time and float64 values, of each column the consecutive pieces."""
+    parts = []
+    for pieces in columns:
+        state = hashlib.blake2b(digest_size=16)
+        for values in pieces:
+            state.update(_one_nan(values).data)
+        parts.append(state.digest())
+    return hashlib.blake2b(symbol.encode() + b"\0" + b"".join(parts), digest_size=16).digest()
+
+
+def of_digests(names: Sequence[str], digests: Iterable[bytes]) -> str:
+    """The fingerprint of columns, the time first, and of the symbols' digests in the symbols' order."""
+    total = hashlib.blake2b("\0".join(names).encode(), digest_size=16)
+    for part in digests:
+        total.update(part)
+    return total.hexdigest()
+
+
 def _fingerprint(
     names: Sequence[str],
     symbols: Sequence[str],
@@ -47,16 +66,11 @@ def _fingerprint(
 ) -> str:
     ends = np.cumsum(counts)
 
-    def digest(index: int) -> bytes:
+    def of(index: int) -> bytes:
         first, stop = int(ends[index] - counts[index]), int(ends[index])
-        columns = (_one_nan(values(number, first, stop)) for number in range(len(names)))
-        parts = [hashlib.blake2b(column.data, digest_size=16).digest() for column in columns]
-        return hashlib.blake2b(symbols[index].encode() + b"\0" + b"".join(parts), digest_size=16).digest()
+        return digest(symbols[index], ([values(number, first, stop)] for number in range(len(names))))
 
-    total = hashlib.blake2b("\0".join(names).encode(), digest_size=16)
-    for part in parallel(digest, range(len(symbols))):
-        total.update(part)
-    return total.hexdigest()
+    return of_digests(names, parallel(of, range(len(symbols))))
 
 
 def _one_nan(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

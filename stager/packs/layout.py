@@ -31,7 +31,7 @@ from stager.bars.threads import parallel
 from stager.errors import PackDamagedError, PackError
 from stager.packs.fingerprints import fingerprint_of
 from stager.packs.held import Held, Joined, Part, contiguous
-from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Segment, read_manifest, settled
+from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Role, Segment, read_manifest, settled
 from stager.packs.rows import RowsFile
 
 __all__ = ["BLOCK_NBYTES", "FORMAT_VERSION", "MANIFEST", "PRICES", "Manifest", "Pack", "open_pack"]
@@ -228,13 +228,22 @@ def block_checksums(file: Path) -> list[str]:
     return parallel(digest, range(-(-file.stat().st_size // BLOCK_NBYTES)))
 
 
+def role_of(name: str) -> Role:
+    """What a column is by its name."""
+    return "price" if name in PRICES else "volume" if name == "volume" else "other"
+
+
 def span(
     times: npt.NDArray[np.int64], first_rows: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
 ) -> tuple[str, str]:
     """First and last time, ISO 8601 UTC, of times that ascend inside each symbol."""
-    ends = np.array([times[first_rows].min(), times[first_rows + counts - 1].max()]).view("datetime64[ns]")
-    first, last = np.datetime_as_string(ends, unit="ns")
-    return f"{first}Z", f"{last}Z"
+    return span_of(int(times[first_rows].min()), int(times[first_rows + counts - 1].max()))
+
+
+def span_of(first: int, last: int) -> tuple[str, str]:
+    """Two times, nanoseconds since 1970, as ISO 8601 UTC."""
+    one, other = np.datetime_as_string(np.array([first, last]).view("datetime64[ns]"), unit="ns")
+    return f"{one}Z", f"{other}Z"
 
 
 def _map_arrow(file: Path, fields: dict[str, pa.DataType], n_rows: int | None) -> pa.Table:

@@ -20,6 +20,9 @@ MANIFEST = "manifest.json"
 # From here on compacting is suggested.
 MANY_SEGMENTS = 16
 FILES = frozenset({"rows.npy", "bars.arrow", "symbols.arrow"})
+# What else lies in a pack that is being written.
+SCRATCH, JOURNAL = "scratch", "journal.jsonl"
+UNFINISHED = frozenset({SCRATCH, JOURNAL})
 
 T = TypeVar("T")
 Role = Literal["price", "volume", "other"]
@@ -183,8 +186,8 @@ def _identity(path: Path) -> tuple[int, ...] | None:
     return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
-def is_foreign(path: Path) -> bool:
-    """Whether `path` is anything but a directory with nothing but a pack's files, damaged or not.
+def is_foreign(path: Path, more: frozenset[str] = frozenset()) -> bool:
+    """Whether `path` is anything but a directory with nothing but a pack's files, or `more`, damaged or not.
 
     Decides what may be deleted, so a directory that only happens to have a manifest.json is foreign.
     """
@@ -192,7 +195,7 @@ def is_foreign(path: Path) -> bool:
         return True
     entries = list(path.iterdir())
     segments = [entry for entry in entries if _SEGMENT.fullmatch(entry.name) and entry.is_dir()]
-    known = len(segments) + sum(entry.name == MANIFEST and entry.is_file() for entry in entries)
+    known = len(segments) + sum(entry.name in {MANIFEST, *more} and entry.is_file() for entry in entries)
     return known != len(entries) or any(file.name not in FILES for segment in segments for file in segment.iterdir())
 
 

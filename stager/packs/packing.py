@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import re
-import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,33 +13,34 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stager.bars.columns import to_float32
+from stager.bars.inputs import find_inputs
 from stager.bars.read import Bars, ReadOptions, Source, read
 from stager.bars.threads import parallel
-from stager.config import format_nbytes
-from stager.errors import BarsError, PackError
+from stager.errors import PackError
 from stager.packs import layout
 from stager.packs.fingerprints import fingerprint
 from stager.packs.held import contiguous
 from stager.packs.layout import Pack, open_pack
+from stager.packs.making import make, no_bars, now
 from stager.packs.manifest import (
     FORMAT_VERSION,
     MANIFEST,
+    UNFINISHED,
     Column,
     Manifest,
     PanelLayout,
-    Role,
     Segment,
-    StoredFile,
     readable,
     seal,
 )
-from stager.packs.publish import check_target, partial_of, publish, refusing, sync
+from stager.packs.publish import check_target, clear, partial_name, partial_of, publish, refusing, sync
+from stager.packs.scratch import check_left, keep_rows, n_kept
+from stager.packs.segment import Progress, write_segment
+from stager.packs.usage import Budget, Usage
 from stager.version import __version__
 
-Progress = Callable[[str, int, int], None]
+__all__ = ["Progress", "Usage", "discard", "pack", "pack_in_memory", "write"]
 
-_CHUNK_ROWS = 1 << 18
 _ENDINGS = re.compile(r"(\.(csv|txt|tsv|parquet|pq|gz|gzip|zst|zstd))+$", re.IGNORECASE)
 
 
@@ -52,8 +51,16 @@ def pack(
     read: ReadOptions = ReadOptions(),  # noqa: B008 - frozen
     overwrite: bool = False,
     progress: Progress | None = None,
+    memory_nbytes: int | None = None,
+    workers: int | None = None,
+    resume: bool = False,
+    usage: Usage | None = None,
 ) -> Pack:
-    """Read bars and write them as a pack.
+    """Read bars and write them as a pack; of any size, in the memory that it is given.
+
+    Every file is parsed once. Rows are kept in memory as far as there is room, and else in a scratch file in
+    ``TARGET.partial``, which is removed at the end, also after a failure. If the process is killed, it stays, for
+    ``resume=True`` or :func:`discard`.
 
     Parameters
     ----------
@@ -67,6 +74,15 @@ def pack(
         Replace an existing pack. The old one stays whole until the new one is.
     progress : callable(phase, done_nbytes, total_nbytes), optional
         Called from this thread; phases ``parse``, ``sort``, ``write``, ``checksum``.
+    memory_nbytes : int, optional
+        Memory that the process may take, without files that are mapped; by default a quarter of the machine's, or of
+        what its container allows.
+    workers : int, optional
+        Inputs, and then parts of the rows, that are worked on at once; by default as many as there are cores.
+    resume : bool
+        Go on with what a killed pack left. Inputs that were changed since are read again.
+    usage : Usage, optional
+        Is told what it took.
 
     Returns
     -------
@@ -76,14 +92,77 @@ def pack(
     Raises
     ------
     BarsError
-        If the input can't be read as bars, or holds none.
+        If the input can't be read as bars, or holds none; or if an input needs more memory than there is, and can't be
+        read in parts.
     PackExistsError, NotAPackError, PackError
-        If `out` exists (and is no pack), is being written by another process, or can't be written.
+        If `out` exists (and is no pack), is being written by another process, or can't be written; if a killed pack
+        left something and it was not told what to do with it, or it was begun with other options; or if memory or disk
+        are too small.
     """
     target = _target(source, out)
     with refusing(target):
         check_target(target, overwrite)
-    return write(read_bars(source, read, progress), target, overwrite, progress)
+    if resume and not os.path.lexists(partial_name(target)):
+        raise PackError(f"{partial_name(target)}: there is no unfinished pack to go on with; leave out --resume")
+    inputs = find_inputs(source)
+    if resume and isinstance(inputs, pa.Table):
+        raise PackError("a table is in memory, so nothing of it was left to go on with; leave out resume")
+    budget = Budget.of(memory_nbytes, workers, () if isinstance(inputs, pa.Table) else inputs)
+    usage = Usage() if usage is None else usage
+    usage.memory_nbytes, usage.n_workers = budget.memory_nbytes, budget.n_workers
+    with refusing(target), usage.measured(), partial_of(target, partial(_take_over, resume, read)) as folder:
+        manifest = make(inputs, read, folder, target, budget, usage, resume, progress)
+        write_manifest(folder, manifest)
+        # What is in the segment now.
+        for name in UNFINISHED:
+            (folder / name).unlink(missing_ok=True)
+        sync(folder)
+        # Checked again: another process may have put a pack there meanwhile.
+        check_target(target, overwrite)
+        publish(folder, target)
+    return open_pack(target)
+
+
+def discard(source: Source, out: str | Path | None = None) -> Path:
+    """Remove what a killed pack left beside its target.
+
+    Parameters
+    ----------
+    source, out : as in :func:`pack`
+
+    Returns
+    -------
+    Path
+        The directory that was removed.
+
+    Raises
+    ------
+    PackError
+        If there is none, or another process is packing to it.
+    NotAPackError
+        If something else has its name.
+    """
+    target = _target(source, out)
+    folder = partial_name(target)
+    if not os.path.lexists(folder):
+        raise PackError(f"{folder}: there is no unfinished pack; nothing was removed")
+    with refusing(target), partial_of(target, clear):
+        pass
+    return folder
+
+
+def _take_over(resume: bool, options: ReadOptions, folder: Path) -> None:
+    """Decide what becomes of what an earlier attempt left."""
+    if resume:
+        check_left(folder, options)
+        keep_rows(folder)
+    elif n := n_kept(folder):
+        raise PackError(
+            f"{folder}: an unfinished pack that had read {n:,} input{'s' * (n > 1)}; go on with --resume, or remove it "
+            "with --discard"
+        )
+    else:
+        clear(folder)
 
 
 def write(
@@ -99,8 +178,7 @@ def read_bars(source: Source, options: ReadOptions, progress: Progress | None = 
     """`read`, refusing input without a single bar."""
     bars = read(source, options, progress=progress)
     if len(bars.arranged.times) == 0:
-        dropped = ", ".join(f"{n:,} rows dropped: {reason}" for reason, n in bars.dropped.items() if n)
-        raise BarsError(f"there is no bar in the input ({dropped or 'it has no rows'}); nothing was packed")
+        raise no_bars(bars.dropped)
     return bars
 
 
@@ -136,24 +214,6 @@ class InMemory:
         return contiguous(self._bars.table, name)
 
 
-def cast_rows(table: pa.Table, first: int, out: npt.NDArray[np.float32]) -> None:
-    """Fill `out` (n, n_columns) float32 with rows ``first : first + n`` of the float64 columns, several threads.
-
-    Raises
-    ------
-    BarsError
-        If a value is too large for float32.
-    """
-    columns = {name: contiguous(table, name) for name in table.column_names[2:]}
-
-    def fill(start: int) -> None:
-        stop = min(start + _CHUNK_ROWS, len(out))
-        for index, (name, column) in enumerate(columns.items()):
-            out[start:stop, index] = to_float32(column[first + start : first + stop], name)
-
-    parallel(fill, range(0, len(out), _CHUNK_ROWS))
-
-
 def _target(source: Source, out: str | Path | None) -> Path:
     if out is not None:
         target = Path(out)
@@ -169,60 +229,13 @@ def _target(source: Source, out: str | Path | None) -> Path:
 
 def _write(bars: Bars, target: Path, overwrite: bool, progress: Progress | None, panel: PanelLayout | None) -> None:
     with partial_of(target) as partial:
-        segment = write_segment(
-            partial / "segment-0", bars.table, bars.symbols, bars.first_rows, bars.counts, target, progress
-        )
+        segment = write_segment(partial / "segment-0", bars.table, bars.symbols, bars.counts, target, progress)
         hashed = fingerprint(bars.table, bars.symbols, bars.counts)
         write_manifest(partial, _manifest(bars, missing_in(bars), [segment], hashed, panel))
         sync(partial)
         # Checked again: another process may have put a pack there meanwhile.
         check_target(target, overwrite)
         publish(partial, target)
-
-
-def write_segment(
-    folder: Path,
-    table: pa.Table,
-    symbols: Sequence[str],
-    first_rows: npt.NDArray[np.int64],
-    counts: npt.NDArray[np.int64],
-    target: Path,
-    progress: Progress | None = None,
-) -> Segment:
-    """Write sorted bars as the segment `folder`, synced; `target` is the pack that errors name.
-
-    Raises
-    ------
-    PackError
-        If the disk has no room.
-    BarsError
-        If a value is too large for float32.
-    """
-    n_rows, n_columns = table.num_rows, table.num_columns - 2
-    needed = n_rows * (n_columns * 12 + 12) + (1 << 20)
-    if (free := shutil.disk_usage(folder.parent).free) < needed:
-        raise PackError(
-            f"{target}: the pack takes {format_nbytes(needed)}, the disk has {format_nbytes(free)} free; "
-            "free some, or choose another place with -o DIR"
-        )
-    folder.mkdir()
-    _write_rows(folder / "rows.npy", table, n_rows, n_columns, progress)
-    _write_arrow(folder / "bars.arrow", table)
-    _write_arrow(
-        folder / "symbols.arrow",
-        pa.table({"symbol": list(symbols), "first_row": first_rows, "count": counts}),
-    )
-    sizes = {file.name: file.stat().st_size for file in sorted(folder.iterdir())}
-    files: dict[str, StoredFile] = {}
-    done = 0
-    for name, size in sizes.items():
-        files[name] = StoredFile(size, layout.block_checksums(folder / name))
-        done += size
-        if progress:
-            progress("checksum", done, sum(sizes.values()))
-    for path in (*folder.iterdir(), folder):
-        sync(path)
-    return Segment(folder.name, n_rows, files)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -236,37 +249,18 @@ def missing_in(bars: Bars) -> list[int]:
     return parallel(lambda name: int((~np.isfinite(contiguous(bars.table, name))).sum()), bars.names)
 
 
-def _write_rows(file: Path, table: pa.Table, n_rows: int, n_columns: int, progress: Progress | None) -> None:
-    with file.open("wb") as stream:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (n_rows, n_columns)}
-        np.lib.format.write_array_header_1_0(stream, header)
-        step = max(1, layout.BLOCK_NBYTES // (4 * n_columns))
-        block = np.empty((min(step, n_rows), n_columns), np.float32)
-        for first in range(0, n_rows, step):
-            out = block[: n_rows - first]
-            cast_rows(table, first, out)
-            stream.write(out.data.cast("B"))
-            if progress:
-                progress("write", (first + len(out)) * 4 * n_columns, n_rows * 4 * n_columns)
-
-
-def _write_arrow(file: Path, table: pa.Table) -> None:
-    with pa.OSFile(os.fsencode(file), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:  # type: ignore[arg-type]
-        writer.write_table(table.combine_chunks())
-
-
 def _manifest(
     bars: Bars, n_missing: list[int], segments: list[Segment], fingerprint: str, panel: PanelLayout | None
 ) -> Manifest:
     assert bars.interval is not None  # bars without rows were refused before
-    columns = []
-    for name, missing in zip(bars.names, n_missing, strict=True):
-        role: Role = "price" if name in layout.PRICES else "volume" if name == "volume" else "other"
-        columns.append(Column(name, bars.roles.get(name, role), missing))
+    columns = [
+        Column(name, bars.roles.get(name, layout.role_of(name)), missing)
+        for name, missing in zip(bars.names, n_missing, strict=True)
+    ]
     return Manifest(
         format_version=FORMAT_VERSION,
         stager_version=__version__,
-        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        created=now(),
         columns=columns,
         interval=bars.interval.text,
         timestamps=bars.timestamps,

@@ -6,14 +6,14 @@ import ctypes
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 
 from stager.errors import NotAPackError, PackError, PackExistsError
-from stager.packs.manifest import is_foreign
+from stager.packs.manifest import JOURNAL, UNFINISHED, is_foreign
 
 
 def check_target(target: Path, overwrite: bool) -> None:
@@ -43,19 +43,27 @@ def refusing(target: Path) -> Iterator[None]:
 
 
 @contextmanager
-def partial_of(target: Path) -> Iterator[Path]:
-    """The empty directory ``TARGET.partial``, locked; what is not published is removed at the end.
+def partial_of(target: Path, keep: Callable[[Path], object] | None = None) -> Iterator[Path]:
+    """The directory ``TARGET.partial``, locked; what is not published is removed at the end.
+
+    Parameters
+    ----------
+    target : Path
+    keep : callable, optional
+        Called with the directory; removes what is not wanted of what an earlier attempt left, or refuses. By default,
+        everything is removed, unless it may be gone on with.
 
     Raises
     ------
     NotAPackError
         If something else lies there.
     PackError
-        If another process holds it.
+        If another process holds it, or `keep` refuses.
     """
-    partial = target.with_name(target.name + ".partial")
+    partial = partial_name(target)
     busy = f"{partial}: another process is packing to this target; wait for it"
     in_the_way = f"{partial}: is in the way and is no unfinished pack; move it, or choose another place with -o DIR"
+    made = [parent for parent in partial.parents if not os.path.lexists(parent)]
     try:
         partial.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
@@ -68,18 +76,40 @@ def partial_of(target: Path) -> Iterator[Path]:
     try:
         if not (_lock(lock) and _is_at(lock, partial)):
             raise PackError(busy)
-        if is_foreign(partial) or partial.is_symlink():
+        if is_foreign(partial, UNFINISHED) or partial.is_symlink():
             raise NotAPackError(in_the_way)
+        (_clear_unless_unfinished if keep is None else keep)(partial)
         try:
-            for left_over in partial.iterdir():
-                shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
             yield partial
         finally:
             # Once published, the name may belong to another process.
             if _is_at(lock, partial):
                 shutil.rmtree(partial, ignore_errors=True)
+                for parent in made:
+                    with suppress(OSError):  # somebody else uses it
+                        parent.rmdir()
     finally:
         os.close(lock)
+
+
+def partial_name(target: Path) -> Path:
+    """Where a pack is written before it has its own name."""
+    return target.with_name(target.name + ".partial")
+
+
+def clear(partial: Path) -> None:
+    """Remove everything in a partial pack."""
+    for left_over in partial.iterdir():
+        shutil.rmtree(left_over) if left_over.is_dir() else left_over.unlink()
+
+
+def _clear_unless_unfinished(partial: Path) -> None:
+    if (partial / JOURNAL).exists():
+        raise PackError(
+            f"{partial}: an unfinished `stager pack` is in the way; go on with it with --resume, or remove it with "
+            "--discard"
+        )
+    clear(partial)
 
 
 def publish(partial: Path, target: Path) -> None:

@@ -21,7 +21,7 @@ from bars_fixtures import bar_table, csv_text
 
 from stager.bars.read import ReadOptions
 from stager.errors import BarsError, NotAPackError, PackError, PackExistsError
-from stager.packs import layout, packing, publish
+from stager.packs import layout, packing, placing, publish, segment
 from stager.packs.layout import open_pack
 from stager.packs.packing import pack
 from stager.packs.verify import verify
@@ -193,10 +193,11 @@ def failing(function: Callable[..., Any], call: int, error: BaseException) -> Ca
 STEPS = [
     (Path, "mkdir", 2),
     (shutil, "disk_usage", 1),
-    (packing, "_write_rows", 1),
-    (packing, "_write_arrow", 2),
+    (segment, "write_arrow", 1),
+    (os, "posix_fallocate", 2),
+    (os, "pwrite", 20),
+    (placing, "digest", 1),
     (layout, "block_checksums", 3),
-    (packing, "fingerprint", 1),
     (Path, "write_bytes", 1),
     (os, "fsync", 6),
     (packing, "publish", 1),

@@ -26,6 +26,7 @@ from stager.packs.appending import append
 from stager.packs.layout import open_pack
 from stager.packs.manifest import read_manifest
 from stager.packs.packing import pack
+from stager.packs.segment import write_arrow
 from stager.packs.verify import verify
 
 FILES = ("manifest.json", "segment-0/rows.npy", "segment-0/bars.arrow", "segment-0/symbols.arrow")
@@ -248,7 +249,7 @@ def rewrite(file: Path, change: Callable[[pa.Table], pa.Table]) -> None:
     """Change an Arrow file."""
     with pa.OSFile(str(file)) as source:
         table = change(pa.ipc.open_file(source).read_all())
-    packing._write_arrow(file, table)
+    write_arrow(file, table)
 
 
 def put(name: str, values: Any) -> Callable[[pa.Table], pa.Table]:

@@ -1,0 +1,151 @@
+"""Inputs of any size to the segment of a new pack, in the memory that there is for it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from stager.bars.arrange import Conflict
+from stager.bars.inputs import take_inputs
+from stager.bars.merge import merge
+from stager.bars.options import ReadOptions
+from stager.bars.read import conclude, conflicting, dropped_as
+from stager.bars.sheets import Sheets
+from stager.bars.sources import BarFile
+from stager.errors import BarsError
+from stager.packs import layout
+from stager.packs.manifest import FORMAT_VERSION, Column, Manifest, readable
+from stager.packs.placing import Placing, write_segment_of
+from stager.packs.scratch import Scratch
+from stager.packs.segment import Progress
+from stager.packs.usage import Budget, Usage
+from stager.version import __version__
+
+
+def make(
+    inputs: Sequence[BarFile] | pa.Table,
+    options: ReadOptions,
+    folder: Path,
+    target: Path,
+    budget: Budget,
+    usage: Usage,
+    resume: bool,
+    progress: Progress | None,
+) -> Manifest:
+    """Read inputs and write them as ``segment-0`` of a partial pack.
+
+    Parameters
+    ----------
+    inputs : sequence of BarFile, or pyarrow.Table
+    options : ReadOptions
+    folder : Path
+        The partial pack; with `resume` it may hold rows of inputs that were read before.
+    target : Path
+        The pack, for errors.
+    budget : Budget
+    usage : Usage
+        Is told what it took.
+    resume : bool
+    progress : callable(phase, done_nbytes, total_nbytes), optional
+
+    Returns
+    -------
+    Manifest
+        Of the pack; it is still to be written.
+
+    Raises
+    ------
+    BarsError
+        If the inputs can't be read as bars, or hold none.
+    PackError
+        If the disk is too small.
+    """
+    # The rows of a table are in memory anyway.
+    files, held_nbytes = ([], sys.maxsize) if isinstance(inputs, pa.Table) else (inputs, budget.held_nbytes)
+    with closing(Scratch(folder, files, options, target, held_nbytes)) as scratch:
+        kept = scratch.resume() if resume else None
+        if kept is not None:
+            usage.n_kept, usage.read_again = sum(one is not None for one in kept.taken), kept.changed
+        taken = take_inputs(
+            inputs,
+            options,
+            scratch,
+            done=None if kept is None else kept.taken,
+            room_nbytes=None if isinstance(inputs, pa.Table) else budget.room_nbytes,
+            workers=budget.n_workers,
+            progress=progress,
+        )
+        usage.scratch_nbytes = scratch.scratch_nbytes
+        merged = merge(taken, options)
+        sheets, symbols = _in_order(scratch, merged.columns)
+        if not symbols:
+            raise no_bars({"null price": sum(one.n_dropped for one in taken)})
+        placing = Placing.of(sheets, options.duplicates, budget.part_nbytes, budget.n_workers)
+        nbytes = 8 * (1 + len(merged.names)) * int(sheets.counts.sum())
+
+        def tell(done: int, total: int) -> None:
+            if progress:
+                progress("sort", nbytes * done // total, nbytes)
+
+        try:
+            looked = placing.look(tell)
+        except Conflict as conflict:
+            path = taken[0].name if len(taken) == 1 else None
+            raise conflicting(symbols[conflict.symbol], conflict.time, conflict.n_conflicts, path) from None
+        found = conclude(taken, merged, looked.times, symbols, options)
+        segment, fingerprint, n_missing = write_segment_of(
+            placing, folder / "segment-0", merged.names, symbols, looked, found.opens, target, progress
+        )
+    assert found.opens.interval is not None  # there are rows
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        stager_version=__version__,
+        created=now(),
+        columns=[Column(name, layout.role_of(name), n) for name, n in zip(merged.names, n_missing, strict=True)],
+        interval=found.opens.interval.text,
+        timestamps=found.opens.timestamps,
+        adjustment=found.adjustment,
+        span=layout.span_of(*found.opens.of(np.array(looked.span)).tolist()),
+        n_rows=segment.n_rows,
+        n_symbols=len(symbols),
+        fingerprint=fingerprint,
+        inputs=[replace(one, name=readable(one.name)) for one in found.inputs],
+        decisions=list(merged.notes.decisions),
+        dropped=found.dropped | dropped_as(looked.n_duplicates, looked.n_conflicts),
+        warnings=list(merged.notes.warnings),
+        segments=[segment],
+        checksum="0" * 32,
+    )
+
+
+def no_bars(dropped: dict[str, int]) -> BarsError:
+    """The error of input without a single bar."""
+    why = ", ".join(f"{n:,} rows dropped: {reason}" for reason, n in dropped.items() if n)
+    return BarsError(f"there is no bar in the input ({why or 'it has no rows'}); nothing was packed")
+
+
+def now() -> str:
+    """The current time as manifests tell it."""
+    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+def _in_order(scratch: Scratch, columns: Sequence[Sequence[int]]) -> tuple[Sheets, tuple[str, ...]]:
+    """All sheets, and the symbols that have a row, sorted as text."""
+    by_input = scratch.sheets()
+    used = np.zeros(len(scratch.symbols), np.bool_)
+    for sheets in by_input:
+        for sheet in sheets:
+            used[sheet.symbols] = True
+    names = list(scratch.symbols)
+    order = sorted(np.flatnonzero(used).tolist(), key=names.__getitem__)
+    places = np.full(len(names), -1, np.int32)
+    places[order] = np.arange(len(order), dtype=np.int32)
+    every = [(sheet, where) for sheets, where in zip(by_input, columns, strict=True) for sheet in sheets]
+    return Sheets(every, places, len(order)), tuple(names[number] for number in order)

@@ -1,0 +1,282 @@
+"""All rows of a pack brought into order part by part, and each part written to where it belongs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from stager.bars.arrange import Conflict
+from stager.bars.checks import all_finite
+from stager.bars.interval import Interval, Steps
+from stager.bars.options import Duplicates
+from stager.bars.settle import Opens, SortedTimes, lacks_to_the_close
+from stager.bars.sheets import Part, Sheets
+from stager.packs.fingerprints import digest, of_digests
+from stager.packs.manifest import Segment
+from stager.packs.segment import Progress, SegmentFiles
+
+Int64 = npt.NDArray[np.int64]
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Parts of more rows leave the processor's cache; from a file, those of fewer are read in too small pieces.
+_MOST_ROWS, _MOST_STORED_ROWS = 1 << 17, 1 << 20
+_CHUNK_ROWS = 1 << 18
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What the times of a part show.
+
+    Attributes
+    ----------
+    counts : ndarray of int64
+        Rows of each of its symbols, identical ones once.
+    n_duplicates, n_conflicts : int
+    steps : Steps
+    lacks : set of int
+        As :func:`stager.bars.settle.lacks_to_the_close`.
+    first, low, high, last : int
+        First, least, largest and last time.
+    """
+
+    counts: Int64
+    n_duplicates: int
+    n_conflicts: int
+    steps: Steps
+    lacks: set[int]
+    first: int
+    low: int
+    high: int
+    last: int
+
+
+@dataclass
+class Looked:
+    """What the times of all rows show.
+
+    Attributes
+    ----------
+    times : SortedTimes
+    counts : ndarray of int64, shape (n_symbols,)
+        Rows of each symbol, identical ones once.
+    n_duplicates, n_conflicts : int
+        Rows dropped that are identical to the one kept of their symbol and time, and that differ from it.
+    span : (int, int)
+        The least and the largest time.
+    """
+
+    times: SortedTimes
+    counts: Int64
+    n_duplicates: int
+    n_conflicts: int
+    span: tuple[int, int]
+
+
+@dataclass
+class Placing:
+    """Rows on their way to a segment.
+
+    Attributes
+    ----------
+    sheets : Sheets
+    parts : list of Part
+    duplicates : {"error", "first", "last"}
+    n_workers : int
+        Parts that are worked on at once.
+    """
+
+    sheets: Sheets
+    parts: list[Part]
+    duplicates: Duplicates
+    n_workers: int
+    _looks: list[_Look] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, sheets: Sheets, duplicates: Duplicates, part_nbytes: int, n_workers: int) -> Placing:
+        """Cut rows into parts that take at most about so many bytes each."""
+        # Times, columns, the same once more where they are sorted or read, and their float32 rows.
+        most = max(1, part_nbytes // (2 * 8 * (1 + sheets.n_columns) + 16))
+        fastest = _MOST_STORED_ROWS if sheets.is_stored else _MOST_ROWS
+        return cls(sheets, sheets.cut(min(most, fastest)), duplicates, n_workers)
+
+    def look(self, progress: Callable[[int, int], None]) -> Looked:
+        """Bring all times into order, and tell what they show.
+
+        Raises
+        ------
+        Conflict
+            If rows of one symbol and time differ, and no duplicates may; of all of them, the first.
+        """
+        conflicts: list[Conflict] = []
+
+        def one(part: Part) -> _Look | None:
+            try:
+                return self._look(part)
+            except Conflict as conflict:
+                conflicts.append(Conflict(part.first + conflict.symbol, conflict.time, conflict.n_conflicts))
+                return None
+
+        looks = self._over(one, progress)
+        if conflicts:
+            first = min(conflicts, key=lambda each: (each.symbol, each.time))
+            raise Conflict(first.symbol, first.time, sum(each.n_conflicts for each in conflicts))
+        self._looks = [look for look in looks if look is not None]
+        counts = np.zeros(len(self.sheets.counts), np.int64)
+        for part, look in zip(self.parts, self._looks, strict=True):
+            counts[part.first : part.last] += look.counts
+        lacks = set.intersection(*(look.lacks for look in self._looks))
+        times = SortedTimes(int(counts.sum()), self._looks[0].first, max(lacks, default=0), self._infer)
+        span = min(look.low for look in self._looks), max(look.high for look in self._looks)
+        n_duplicates = sum(look.n_duplicates for look in self._looks)
+        return Looked(times, counts, n_duplicates, sum(look.n_conflicts for look in self._looks), span)
+
+    def write(
+        self, files: SegmentFiles, opens: Opens, symbols: Sequence[str], counts: Int64, progress: Progress | None
+    ) -> tuple[str, list[int]]:
+        """Write all rows.
+
+        Returns
+        -------
+        fingerprint : str
+        n_missing : list of int
+            Values of each column that are NaN or infinite.
+
+        Raises
+        ------
+        BarsError
+            If a value is too large for float32.
+        """
+        starts = np.cumsum([0, *(int(look.counts.sum()) for look in self._looks)])
+        first_rows = {part: int(start) for part, start in zip(self.parts, starts, strict=False)}
+        n_bytes = 4 * self.sheets.n_columns * int(starts[-1])
+
+        def one(part: Part) -> tuple[list[bytes], list[int]]:
+            arranged = self.sheets.arrange(part, self.duplicates)
+            times, columns = opens.of(arranged.times), arranged.columns
+            numbers = np.repeat(np.arange(part.first, part.last, dtype=np.int32), arranged.counts)
+            files.put(first_rows[part], numbers, times, columns)
+            missing = [0 if all_finite(column) else int((~np.isfinite(column)).sum()) for column in columns]
+            if part.is_cut:
+                return [], missing
+            rows = [slice(first, first + n) for first, n in zip(arranged.first_rows, arranged.counts, strict=True)]
+            digests = [
+                digest(symbol, ([column[some]] for column in (times, *columns)))
+                for symbol, some in zip(symbols[part.first : part.last], rows, strict=True)
+            ]
+            return digests, missing
+
+        def tell(done: int, total: int) -> None:
+            if progress:
+                progress("write", n_bytes * done // total, n_bytes)
+
+        written = self._over(one, tell)
+        n_missing = [sum(each) for each in zip(*(missing for _, missing in written), strict=True)]
+        all_first = np.cumsum(counts) - counts
+        digests: list[bytes] = []
+        cut = -1
+        for part, (some, _) in zip(self.parts, written, strict=True):
+            if part.is_cut and part.first != cut:
+                cut = part.first
+                first, stop = int(all_first[part.first]), int(all_first[part.first] + counts[part.first])
+                some = [digest(symbols[part.first], _columns(files, first, stop))]
+            digests += some
+        return of_digests(["time", *files.names], digests), n_missing
+
+    def _look(self, part: Part, usual: int | None = None) -> _Look:
+        arranged = self.sheets.arrange(part, self.duplicates)
+        has_rows = arranged.counts > 0
+        first_rows, counts, times = arranged.first_rows[has_rows], arranged.counts[has_rows], arranged.times
+        steps = Steps.of(times, first_rows, counts, usual)
+        return _Look(
+            arranged.counts,
+            arranged.n_duplicates,
+            arranged.n_conflicts,
+            steps,
+            lacks_to_the_close(times),
+            int(times[0]),
+            int(times[first_rows].min()),
+            int(times[first_rows + counts - 1].max()),
+            int(times[-1]),
+        )
+
+    def _infer(self) -> tuple[Interval, list[tuple[int, int]]]:
+        parts = [look.steps for look in self._looks]
+        by_symbol: dict[int, list[Steps]] = {}
+        for number, part in enumerate(self.parts):
+            if part.is_cut:
+                mine = by_symbol.setdefault(part.first, [])
+                if mine:
+                    # From the last time of the part before.
+                    step = np.array([self._looks[number].first - self._looks[number - 1].last])
+                    mine.append(Steps(step, np.ones(1, np.int64), 0, {}))
+                mine.append(parts[number])
+        whole = [steps for part, steps in zip(self.parts, parts, strict=True) if not part.is_cut]
+        interval = Steps.together([*whole, *(steps for some in by_symbol.values() for steps in some)]).interval()
+        if interval.months:
+            return interval, []
+        deviants: list[tuple[int, int]] = []
+        for part, steps in zip(self.parts, parts, strict=True):
+            if part.is_cut:
+                continue
+            if steps.usual != interval.nanoseconds:
+                steps = self._look(part, interval.nanoseconds).steps
+            deviants += [(part.first + symbol, step) for symbol, step in steps.own.items()]
+        for symbol, some in by_symbol.items():
+            own = Steps.together(some)
+            if len(own.numbers):
+                frequent = own.values[own.numbers == own.numbers.max()]
+                if interval.nanoseconds not in frequent:
+                    deviants.append((symbol, int(frequent[0])))
+        return interval, sorted(deviants)
+
+    def _over(self, function: Callable[[Part], R], progress: Callable[[int, int], None]) -> list[R]:
+        """The function of every part, several at once; ends soon if one fails, or this thread is interrupted."""
+        pool = ThreadPoolExecutor(min(self.n_workers, len(self.parts)), thread_name_prefix="stager-packs")
+        try:
+            futures = [pool.submit(function, part) for part in self.parts]
+            pending: set[Future[R]] = set(futures)
+            while pending:
+                done, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
+                if any(future.exception() is not None for future in done):
+                    break
+                progress(len(futures) - len(pending), len(futures))
+            return [future.result() for future in futures]
+        finally:
+            # Nothing may be written to a place that is being removed.
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _columns(files: SegmentFiles, first: int, stop: int) -> Iterator[Iterator[npt.NDArray[np.int64 | np.float64]]]:
+    """Times and columns of one symbol that were written, each in pieces."""
+
+    def pieces(number: int) -> Iterator[npt.NDArray[np.int64 | np.float64]]:
+        for start in range(first, stop, _CHUNK_ROWS):
+            n_rows = min(_CHUNK_ROWS, stop - start)
+            values = np.empty(n_rows, np.int64) if number == 0 else np.empty(n_rows, np.float64)
+            files.column(number, start, values)
+            yield values
+
+    return (pieces(number) for number in range(1 + len(files.names)))
+
+
+def write_segment_of(
+    placing: Placing,
+    folder: Path,
+    names: Sequence[str],
+    symbols: Sequence[str],
+    looked: Looked,
+    opens: Opens,
+    target: Path,
+    progress: Progress | None,
+) -> tuple[Segment, str, list[int]]:
+    """Write all rows as the segment `folder`, synced; with fingerprint and missing values as :meth:`Placing.write`."""
+    with SegmentFiles(folder, names, symbols, looked.counts, target) as files:
+        fingerprint, n_missing = placing.write(files, opens, symbols, looked.counts, progress)
+        return files.finish(progress), fingerprint, n_missing
