@@ -11,6 +11,7 @@ from stager.cli.output import print_table
 from stager.config import format_nbytes
 from stager.packs.layout import open_pack
 from stager.packs.manifest import MANY_SEGMENTS
+from stager.packs.usage import Usage
 from stager.samples.summary import Summary, summarise
 
 
@@ -22,12 +23,25 @@ def info(pack: str, as_json: bool) -> None:
     show(summarise(open_pack(pack)), as_json)
 
 
-def show(summary: Summary, as_json: bool) -> None:
-    """Print a summary as a table or as JSON."""
+def show(summary: Summary, as_json: bool, usage: Usage | None = None) -> None:
+    """Print a summary, and what packing took, as a table or as JSON."""
     if as_json:
-        click.echo(msgspec.json.format(msgspec.json.encode(summary.as_dict()), indent=2))
+        more = {} if usage is None else {"usage": usage}
+        click.echo(msgspec.json.format(msgspec.json.encode(summary.as_dict() | more), indent=2))
     else:
-        print_table(_lines(summary), title=summary.path)
+        print_table([*_lines(summary), *([] if usage is None else _taken(usage))], title=summary.path)
+
+
+def _taken(usage: Usage) -> Iterator[tuple[str, str]]:
+    took = f"{format_nbytes(usage.anonymous_nbytes)} of memory at most, of {format_nbytes(usage.memory_nbytes)}"
+    took += f", {format_nbytes(usage.scratch_nbytes)} of scratch" if usage.scratch_nbytes else ", no scratch"
+    if usage.group_nbytes is not None:
+        took += f"; its container has taken {format_nbytes(usage.group_nbytes)} at most, page cache too"
+    yield "took", took
+    if usage.n_kept or usage.read_again:
+        yield "resumed", f"{usage.n_kept:,} file{'s' * (usage.n_kept != 1)} had been read before"
+    for name in usage.read_again:
+        yield "read again", f"{name}: was changed since"
 
 
 def _lines(summary: Summary) -> Iterator[tuple[str, str]]:

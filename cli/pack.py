@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import click
+import msgspec
 
+from stager.bars.memory import total_nbytes
 from stager.bars.options import ROLES, ReadOptions
 from stager.cli.info import show
-from stager.cli.output import Reporter
+from stager.cli.output import Reporter, plain
+from stager.config import parse_nbytes
 from stager.packs.appending import append as append_to
+from stager.packs.manifest import readable
+from stager.packs.packing import discard as discard_unfinished
 from stager.packs.packing import pack as write_pack
+from stager.packs.usage import Usage
 from stager.samples.summary import summarise
 
 
@@ -24,8 +30,12 @@ def _columns(ctx: click.Context, parameter: click.Parameter, values: tuple[str, 
     return columns
 
 
+def _nbytes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    return None if value is None else parse_nbytes(value, total=total_nbytes(), name="memory")
+
+
 @click.command()
-@click.argument("files", nargs=-1, required=True)
+@click.argument("files", nargs=-1)
 @click.option("-o", "--out", type=click.Path(), help="The pack's directory [bars.csv -> bars.pack].")
 @click.option("--force", is_flag=True, help="Replace an existing pack.")
 @click.option("--append", type=click.Path(), metavar="PACK", help="Add the bars to this pack instead.")
@@ -41,6 +51,8 @@ def _columns(ctx: click.Context, parameter: click.Parameter, values: tuple[str, 
 @click.option("--allow-years", nargs=2, type=int, metavar="FIRST LAST", help="Plausible years [1980 to next year].")
 @click.option("--nan", type=click.Choice(["error", "null"]), default="error", show_default=True,
               help="What a literal NaN or infinity in a price is: an error, or no bar.")  # fmt: skip
+@click.option("--duplicates", type=click.Choice(["error", "first", "last"]), default="error", show_default=True,
+              help="Which row of a symbol and time is kept where they differ, in the order of files.")  # fmt: skip
 @click.option("--delimiter", help="Character between the fields [from the header].")
 @click.option(
     "--format",
@@ -55,6 +67,15 @@ def _columns(ctx: click.Context, parameter: click.Parameter, values: tuple[str, 
 @click.option("--thousands", help="The marks between thousands [from the cells].")
 @click.option("--field", type=click.Choice(["open", "high", "low", "close", "volume"]),
               help="What the cells hold where every column is a symbol.")  # fmt: skip
+@click.option("--memory", metavar="SIZE", callback=_nbytes,
+              help="Memory that it may take, such as 2GiB; rows beyond go to a scratch file beside the pack, and files "
+              "larger than its share are read in parts [a quarter of the machine or container].")  # fmt: skip
+@click.option("--workers", type=click.IntRange(min=1), metavar="N",
+              help="Files, and then parts of the rows, that are worked on at once [as many as cores].")  # fmt: skip
+@click.option("--resume", is_flag=True,
+              help="Go on with what a killed `stager pack` left in DIR.partial; give the same FILES and options. Files "
+              "that were changed since are read again.")  # fmt: skip
+@click.option("--discard", is_flag=True, help="Remove what a killed `stager pack` left in DIR.partial, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON for programs.")
 def pack(
     files: tuple[str, ...],
@@ -69,6 +90,7 @@ def pack(
     adjustment: str,
     allow_years: tuple[int, int] | None,
     nan: str,
+    duplicates: str,
     delimiter: str | None,
     described: str | None,
     time_pattern: str | None,
@@ -77,15 +99,30 @@ def pack(
     decimal: str | None,
     thousands: str | None,
     field: str | None,
+    memory: int | None,
+    workers: int | None,
+    resume: bool,
+    discard: bool,
     as_json: bool,
 ) -> None:
     """Read bar FILES and write one pack, or add them to one.
 
     FILES are CSV, JSON, Feather or Parquet with open, high, low, close and volume, plain or compressed (gzip, zstd,
-    zip): paths, globs, a directory, or URIs such as s3://bucket/bars.parquet.
+    zip): paths, globs, a directory, or URIs such as s3://bucket/bars.parquet. They may be larger than memory.
+
+    The pack is written as DIR.partial and renamed. A failure or Ctrl-C removes that; after a kill it stays, for
+    --resume or --discard.
     """
+    if not files and not (discard and out is not None):
+        raise click.UsageError("Missing argument 'FILES...'.")
     if append is not None and (out is not None or force):
         raise click.UsageError("--append adds to the pack it names; leave out --out and --force")
+    if append is not None and (memory is not None or workers is not None or resume or discard):
+        raise click.UsageError(
+            "--append reads its files into memory; leave out --memory, --workers, --resume, --discard"
+        )
+    if resume and discard:
+        raise click.UsageError("--resume goes on with what --discard removes; leave one out")
     options = ReadOptions(
         columns=columns,
         zone=zone,
@@ -95,6 +132,7 @@ def pack(
         adjustment=adjustment,  # type: ignore[arg-type]
         allow_years=allow_years,
         nan=nan,  # type: ignore[arg-type]
+        duplicates=duplicates,  # type: ignore[arg-type]
         delimiter=delimiter,
         format=described,
         time_pattern=time_pattern,
@@ -105,9 +143,24 @@ def pack(
         field=field,  # type: ignore[arg-type]
     )
     source = files[0] if len(files) == 1 else list(files)
+    if discard:
+        removed = readable(discard_unfinished(source, out))
+        click.echo(msgspec.json.encode({"removed": removed}) if as_json else f"removed {plain(removed)}")
+        return
+    usage = Usage()
     with Reporter() as progress:
         if append is not None:
             packed = append_to(append, source, read=options, progress=progress)
         else:
-            packed = write_pack(source, out, read=options, overwrite=force, progress=progress)
-    show(summarise(packed), as_json)
+            packed = write_pack(
+                source,
+                out,
+                read=options,
+                overwrite=force,
+                progress=progress,
+                memory_nbytes=memory,
+                workers=workers,
+                resume=resume,
+                usage=usage,
+            )
+    show(summarise(packed), as_json, None if append is not None else usage)

@@ -16,6 +16,7 @@ import click
 import pytest
 from bars_fixtures import bar_table, csv_text
 from click.testing import CliRunner, Result
+from killed_packs import leave_unfinished
 
 from stager.cli import main
 from stager.packs.layout import open_pack
@@ -110,6 +111,11 @@ class TestUsage:
             ["pack", "bars.csv", "--adjustment", "some"],
             ["pack", "bars.csv", "--nan", "zero"],
             ["pack", "bars.csv", "--frobnicate"],
+            ["pack", "bars.csv", "--workers", "0"],
+            ["pack", "bars.csv", "--resume", "--discard"],
+            ["pack", "--discard"],
+            ["pack", "--resume"],
+            ["pack", "bars.csv", "--append", "bars.pack", "--memory", "1GiB"],
             ["info"],
             ["info", "a", "b"],
             ["verify"],
@@ -145,7 +151,34 @@ class TestPack:
         assert (found["path"], found["n_gaps"], found["n_missing"]) == ("bars.pack", 1, 10)
         assert found["manifest"]["n_rows"] == 90
         assert found["manifest"]["decisions"]
+        usage = found.pop("usage")
         assert found == as_json(run("info", "bars.pack", "--json"))
+        assert 0 < usage["anonymous_nbytes"] < usage["memory_nbytes"]
+        assert (usage["scratch_nbytes"], usage["n_kept"], usage["read_again"]) == (0, 0, [])
+        assert usage["n_workers"] >= 1
+
+    def test_memory_and_workers(self, folder: Path) -> None:
+        shown = table(run("pack", "bars.csv", "--memory", "1GiB", "--workers", "1"))
+        took = r"[\d.]+ MiB of memory at most, of 1\.00 GiB, no scratch(; its container .*)?"
+        assert re.fullmatch(took, shown["took"].strip())
+        refused(run("pack", "bars.csv", "--force", "--memory", "10MiB"), "memory is 10.00 MiB", "give at least")
+        refused(run("pack", "bars.csv", "--force", "--memory", "900TiB"), "900.00 TiB", "available")
+        refused(run("pack", "bars.csv", "--force", "--memory", "much"), "'much'", "512MiB")
+        assert sorted(os.listdir(folder)) == ["bars.csv", "bars.pack"]
+
+    def test_resume_and_discard(self, folder: Path) -> None:
+        refused(run("pack", "bars.csv", "--resume"), "bars.pack.partial: there is no unfinished pack")
+        refused(run("pack", "bars.csv", "--discard"), "bars.pack.partial: there is no unfinished pack")
+        leave_unfinished("bars.csv")
+        refused(run("pack", "bars.csv"), "bars.pack.partial", "1 input;", "--resume", "--discard")
+        refused(run("pack", "bars.csv", "--resume", "--interval", "1min"), "with other options")
+        assert run("pack", "--discard", "-o", "bars.pack").stdout == "removed bars.pack.partial\n"
+        assert os.listdir(folder) == ["bars.csv"]
+        leave_unfinished("bars.csv")
+        assert as_json(run("pack", "bars.csv", "--discard", "--json")) == {"removed": "bars.pack.partial"}
+        leave_unfinished("bars.csv")
+        assert table(run("pack", "bars.csv", "--resume"))["resumed"].strip() == "1 file had been read before"
+        assert sorted(os.listdir(folder)) == ["bars.csv", "bars.pack"]
 
     def test_out_and_force(self, folder: Path) -> None:
         assert run("pack", "bars.csv", "-o", "here/x.pack").exit_code == 0
@@ -193,6 +226,14 @@ class TestPack:
         refused(run("pack", "old.csv"), "old.csv", "1938", "--allow-years FIRST LAST")
         assert run("pack", "old.csv", "--allow-years", "1900", "2000").exit_code == 0
         refused(run("pack", "old.csv", "--allow-years", "2000", "1900"), "2000 to 1900")
+
+    def test_duplicates(self, folder: Path) -> None:
+        for name, close in (("1.csv", 2.0), ("2.csv", 3.0)):
+            (folder / name).write_text(csv_text(bar_table({"A": range(3)}, close=[close] * 3, high=[9.0] * 3)))
+        refused(run("pack", "1.csv", "2.csv", "-o", "x.pack"), "'A'", "3 pairs", "--duplicates first")
+        shown = table(run("pack", "1.csv", "2.csv", "-o", "x.pack", "--duplicates", "last"))
+        assert shown["dropped"].strip() == "3 rows: conflicting duplicate"
+        assert open_pack("x.pack").column("close").tolist() == [3.0] * 3
 
     def test_delimiter_and_nan(self, folder: Path) -> None:
         (folder / "x.csv").write_text(
