@@ -59,6 +59,7 @@ bench: setup  ## measure on this machine; results in benchmarks/results
 	$(PY) benchmarks/serve.py
 	$(PY) benchmarks/serve.py --device cpu
 	$(PY) benchmarks/plot.py
+	$(PY) benchmarks/pack.py
 	$(PY) benchmarks/tables.py
 
 clean:  ## remove what the other targets made

@@ -23,6 +23,10 @@ HEADINGS = {
     "of_read_csv": "time, of read_csv",
     "times_ours": "time, of stager",
     "bytes_a_row": "bytes a row",
+    "mrows": "million rows a second",
+    "of_reading": "time, of reading alone",
+    "memory_gib": "memory, GiB",
+    "scratch_gib": "scratch, GiB",
 }
 
 
