@@ -206,9 +206,10 @@ def _decoded(opened: Opened, plan: _Plan, options: ReadOptions, track: Track) ->
     )
     names = {i: role for role, i in layout.roles.items()} | {i: layout.names[i] for i in layout.further}
     for i, name in names.items():
-        cells = [cells[i].strip() for _, cells in sample.rows if len(cells) == len(sample.names)]
-        is_number = kinds[str(i)] == "number" and str(i) not in marked
-        if is_number and all(cell.lstrip("+-").isdigit() for cell in cells if cell not in NULL_WORDS):
+        if kinds[str(i)] != "number" or str(i) in marked:
+            continue
+        cells = (cells[i].strip() for _, cells in sample.rows if len(cells) == len(sample.names))
+        if all(cell.lstrip("+-").isdigit() for cell in cells if cell not in NULL_WORDS):
             warn_inexact(decoded, name)
     if opened.compression is None and table.num_rows:
         with opened.stream() as stream:

@@ -7,6 +7,7 @@ import csv
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from stager.bars.detect import NULL_WORDS, is_number, normalise, time_form
 from stager.bars.formats import Format, built_in
@@ -144,7 +145,7 @@ def _is_gbk(opened: Opened, room: Room | None) -> bool:
 
 def _header_line(lines: Sequence[str], told: str | None) -> tuple[int, str | None]:
     """Number of the header, or of the first row if there is none, and the delimiter that a line before it names."""
-    filled = [number for number, line in enumerate(lines, start=1) if line.strip()][:20]
+    filled = list(islice((number for number, line in enumerate(lines, start=1) if line.strip()), 20))
     hint = None
     for place, number in enumerate(filled):
         line = lines[number - 1]
