@@ -71,7 +71,7 @@ def _nbytes(ctx: click.Context, parameter: click.Parameter, value: str | None) -
               help="Memory that it may take, such as 2GiB; rows beyond go to a scratch file beside the pack, and files "
               "larger than its share are read in parts [a quarter of the machine or container].")  # fmt: skip
 @click.option("--workers", type=click.IntRange(min=1), metavar="N",
-              help="Files, and then parts of the rows, that are worked on at once [as many as cores].")  # fmt: skip
+              help="Files, then parts of the rows, worked on at once [as many as cores, 128 MiB each].")  # fmt: skip
 @click.option("--resume", is_flag=True,
               help="Go on with what a killed `stager pack` left in DIR.partial; give the same FILES and options. Files "
               "that were changed since are read again.")  # fmt: skip

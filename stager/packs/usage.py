@@ -22,6 +22,8 @@ _SECONDS = 0.02
 _TEXT_GROWTH, _GROWTH = 4, 12
 # Parts of rows that are put in order need so much.
 _LEAST_PART = 32 * _MiB
+# Memory for each worker, unless their number is told.
+_WORKER = 128 * _MiB
 
 
 @dataclass
@@ -110,11 +112,14 @@ class Budget:
         PackError
             If that is too little, or more than is available.
         """
-        workers = thread_count() if n_workers is None else n_workers
-        if workers < 1:
-            raise PackError(f"workers is {workers}; give 1 or more")
+        if n_workers is not None and n_workers < 1:
+            raise PackError(f"workers is {n_workers}; give 1 or more")
         available, held = available_nbytes(), anonymous_nbytes()
-        memory = min(total_nbytes() // 4, available) if memory_nbytes is None else memory_nbytes
+        if memory_nbytes is None:
+            # A quarter of a small machine, or of one whose process holds much already, may be too little.
+            memory = min(max(total_nbytes() // 4, held + _SPARE + 4 * _LEAST), available + held)
+        else:
+            memory = memory_nbytes
         if memory > available + held:
             raise PackError(
                 f"memory is {format_nbytes(memory)}, {format_nbytes(available)} are available; give less, or free some"
@@ -125,6 +130,8 @@ class Budget:
                 f"memory is {format_nbytes(memory)}, and the process itself takes {format_nbytes(held)}; give at least "
                 f"{format_nbytes(-(-(held + _SPARE + _LEAST) // _MiB) * _MiB)}"
             )
+        # With less for each, files are read in many parts, or refused.
+        workers = max(1, min(thread_count(), free // _WORKER)) if n_workers is None else n_workers
         room = 2 * free // 5 // workers
         used = min(room, max((_decoded_nbytes(file) for file in files), default=room))
         # What is read and what is written is never in memory at once.

@@ -238,10 +238,14 @@ def test_memory_is_shared_out_and_refused(monkeypatch: pytest.MonkeyPatch) -> No
         Budget.of(9 << 30, 1)
     with pytest.raises(PackError, match=r"takes 100\.00 MiB; give at least 228\.00 MiB"):
         Budget.of(128 << 20, 1)
+    monkeypatch.setattr(usage, "thread_count", lambda: 64)
+    assert [Budget.of(n << 30, None).n_workers for n in (1, 2, 8)] == [6, 14, 62]
     with pytest.raises(PackError, match="workers is 0"):
         Budget.of(1 << 30, 0)
     monkeypatch.setattr(usage, "available_nbytes", lambda: 1 << 30)
-    assert Budget.of(None, 2).memory_nbytes == 1 << 30
+    assert Budget.of(None, 2).memory_nbytes == (1 << 30) + (100 << 20)
+    monkeypatch.setattr(usage, "total_nbytes", lambda: 512 << 20)
+    assert Budget.of(None, 2).memory_nbytes == (100 + 64 + 256) << 20
 
 
 def test_a_symbol_that_is_larger_than_memory_is_cut_by_time(tmp_path: Path) -> None:
