@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stager.bars.arrange import Arranged
+from stager.bars.inspection import with_findings
 from stager.bars.interval import Interval
 from stager.bars.read import Bars, InputFile, ReadOptions, Source
 from stager.errors import BarsError, PackError
@@ -74,7 +75,7 @@ def append(
         interval=read.interval or before.manifest.interval,
         adjustment=before.manifest.adjustment if read.adjustment == "unknown" else read.adjustment,
     )
-    bars = read_bars(source, options, progress)
+    bars = with_findings(read_bars(source, options, progress))
     with refusing(target), partial_of(target) as partial:
         _add(target, partial, bars, progress)
     return open_pack(target)
