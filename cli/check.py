@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from stager.bars.check_page import render
-from stager.bars.findings import Report, counted
+from stager.bars.findings import Report, counted, named
 from stager.bars.inspection import check as inspect
 from stager.bars.options import ReadOptions
 from stager.cli.output import Reporter, print_table
@@ -30,18 +30,21 @@ def check(files: tuple[str, ...], read: ReadOptions, html: Path | None, as_json:
 
     No pack is written. Exits with 1 if `stager pack` would refuse the files.
     """
+    if html is not None and any(html.resolve() == Path(file).resolve() for file in files):
+        raise click.UsageError(f"the page would replace the bars {html}; give another name with --html")
+    title = named(files)
     with Reporter() as progress:
         found = inspect(files[0] if len(files) == 1 else list(files), read, progress=progress)
     report = found.report()
     if html is not None:
         try:
-            html.write_text(render(found, ", ".join(files)), encoding="utf-8")
+            html.write_text(render(found, title), encoding="utf-8")
         except OSError as error:
             raise click.FileError(str(html), error.strerror) from error
     if as_json:
         click.echo(msgspec.json.format(msgspec.json.encode(report), indent=2))
     else:
-        print_table(_lines(report), ", ".join(files), _STYLES)
+        print_table(_lines(report), title, _STYLES)
         if html is not None:
             click.echo(f"page: {html}")
     if report.is_refused:

@@ -89,12 +89,12 @@ class Bars:
         Rows that became no bar, by reason: ``"null price"``, ``"duplicate"``, ``"conflicting duplicate"``.
     warnings : tuple of str
         Sentences about what a user should know.
-    findings : tuple of Finding
-        What was found in the rows as they were read; those that are warnings stand in ``warnings`` too.
     roles : dict of str to str
         What further columns are: "price", "volume" or "other", which is the default.
     empty : tuple of str
         Columns that were left out because they hold no value.
+    findings : tuple of Finding
+        What was found in the rows as they were read; those that are warnings stand in ``warnings`` too.
     """
 
     arranged: Arranged
@@ -109,9 +109,9 @@ class Bars:
     inputs: tuple[InputFile, ...]
     dropped: dict[str, int]
     warnings: tuple[str, ...]
-    findings: tuple[Finding, ...] = ()
     roles: dict[str, Literal["price", "volume", "other"]] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @cached_property
     def table(self) -> pa.Table:
@@ -231,8 +231,8 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
             **({"conflicting duplicate": arranged.n_conflicts} if arranged.n_conflicts else {}),
         },
         warnings=(*notes.warnings, *(one.sentence for one in findings if one.severity == "warning")),
-        findings=findings,
         empty=tuple(merged.empty),
+        findings=findings,
     )
 
 

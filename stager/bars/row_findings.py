@@ -55,7 +55,7 @@ def order_found(arranged: Arranged, symbols: Sequence[str], timestamps: Timestam
         return Finding(check="order", severity="fine", text="the rows of every symbol ascend in time", n_of=n_rows)
     place = _place(arranged.backward, symbols, timestamps)
     unordered = [symbols[number] for number in arranged.unordered]
-    most = n_rows - int(np.count_nonzero(arranged.counts))
+    most = len(arranged.times) - int(np.count_nonzero(arranged.counts))
     how = "newest first" if arranged.n_backward == most else "out of order"
     return Finding(
         check="order",

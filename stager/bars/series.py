@@ -110,7 +110,9 @@ def not_positive(prices: Sequence[Float64]) -> Mask | None:
     """Where a price is zero or below; None where none is."""
     if all(parallel(lambda price: bool(price.min(initial=1.0) > 0), list(prices))):
         return None
-    found: Mask = np.minimum.reduce(list(prices)) <= 0
+    found: Mask = prices[0] <= 0
+    for price in prices[1:]:
+        found |= price <= 0
     return found
 
 

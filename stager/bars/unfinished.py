@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -27,7 +26,7 @@ _MONTH = 31 * DAY
 def written(name: str) -> int | None:
     """When a local file was last written, nanoseconds since 1970; None for what is no local file."""
     try:
-        return os.stat(Path(name)).st_mtime_ns
+        return os.stat(name).st_mtime_ns
     except (OSError, ValueError):
         return None
 

@@ -106,6 +106,9 @@ def test_a_page(folder: Path) -> None:
     assert result.exit_code == 0
     assert result.stdout.splitlines()[-1] == "page: report.html"
     assert "<h2>Coverage</h2>" in Path("report.html").read_text(encoding="utf-8")
+    before = Path("bars.csv").read_bytes()
+    assert run("check", "bars.csv", "--html", "./bars.csv").exit_code == 2
+    assert Path("bars.csv").read_bytes() == before
     refused = run("check", "bars.csv", "--html", "nowhere/report.html")
     assert refused.exit_code == 1
     assert "nowhere/report.html" in refused.stderr
