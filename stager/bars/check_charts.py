@@ -147,7 +147,7 @@ def jumps_chart(times: Sequence[int], ratios: Sequence[float], names: Sequence[s
     """When prices jump, and by how much."""
     axis = _Time(low, high, 200)
     logs = [math.log10(ratio) for ratio in ratios]
-    reach = max(1, math.ceil(max(abs(log) for log in logs) - 1e-9))
+    reach = max(1, math.ceil(max(abs(log) for log in logs) - 0.05))
     texts = [(n, f"{10**n:,}" if n >= 0 else f"1/{10**-n:,}") for n in range(-reach, reach + 1)]
     ticks = [(n + reach, text) for n, text in texts if reach <= 3 or n % 2 == 0]
     parts = [axis.drawn(), axis.values(ticks, 2 * reach)]

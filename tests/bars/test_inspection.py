@@ -269,7 +269,7 @@ def test_any_numbers_and_times_are_checked_and_drawn(data: st.DataObject, n: int
             **{name: pa.array(numbers(), pa.float64()) for name in ("open", "high", "low", "close", "volume")},
         }
     )
-    found = check(table, ReadOptions(interval=interval, allow_years=(1678, 2261), duplicates="last"))
+    found = check(table, ReadOptions(interval=interval, allow_years=(1678, 2261), duplicates="last", label="open"))
     report = found.report()
     assert msgspec.json.decode(msgspec.json.encode(report), type=Report) == report
     assert "NaN" not in render(found, "any")
