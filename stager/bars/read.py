@@ -22,7 +22,7 @@ from stager.bars.findings import Finding
 from stager.bars.interval import Interval
 from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
-from stager.bars.row_findings import duplicates_found, order_found, relation_found
+from stager.bars.row_findings import InputRelation, duplicates_found, order_found, relation_found
 from stager.bars.settle import Timestamps, settle_adjustment, settle_interval, settle_label
 from stager.bars.sources import BarFile, PathLike, find
 from stager.bars.threads import parallel, thread_count
@@ -201,7 +201,10 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
     findings = (
         duplicates_found(arranged, merged.symbols, timestamps, options.duplicates),
         order,
-        *relation_found(inputs, merged.checked, merged.symbols, timestamps),
+        *relation_found(
+            [InputRelation.of(one, parts, merged.symbols) for one, parts in zip(inputs, merged.checked, strict=True)],
+            timestamps,
+        ),
         unfinished(
             [None if isinstance(source, pa.Table) else one.name for one in inputs],
             [[part.piece for part in parts] for parts in merged.checked],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
@@ -68,50 +69,82 @@ def order_found(arranged: Arranged, symbols: Sequence[str], timestamps: Timestam
     )
 
 
-def relation_found(
-    inputs: Sequence[Decoded], checked: Sequence[Sequence[Checked]], symbols: Sequence[str], timestamps: Timestamps
-) -> list[Finding]:
+@dataclass(frozen=True)
+class InputRelation:
+    """How the prices of one input lie to each other.
+
+    Attributes
+    ----------
+    name : str
+        The input.
+    columns : tuple of str
+        Its columns that are read as open, high, low and close.
+    relation : Relation
+    symbols : sequence of str
+        What the symbol's number in ``relation.first`` counts in.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    relation: Relation
+    symbols: Sequence[str]
+
+    @classmethod
+    def of(cls, one: Decoded, checked: Sequence[Checked], symbols: Sequence[str]) -> InputRelation:
+        """That of an input whose rows were checked."""
+        roles = one.layout.roles
+        columns = tuple(one.layout.names[roles[price]] if price in roles else price for price in PRICES)
+        return cls(one.name, columns, reduce(add, (part.relation for part in checked), Relation()), symbols)
+
+    def places(self, timestamps: Timestamps) -> list[Place]:
+        """The first violation, if there is one."""
+        first = self.relation.first
+        return [] if first is None else [_place(first, self.symbols, timestamps)]
+
+
+def relation_found(inputs: Sequence[InputRelation], timestamps: Timestamps) -> list[Finding]:
     """Bars whose high is not the highest or whose low is not the lowest price; swapped columns are named."""
-    of_inputs = [reduce(add, (part.relation for part in parts), Relation()) for parts in checked]
     found: list[Finding] = []
-    left = Relation()
-    swapped: dict[tuple[str, str], list[int]] = {}
-    for number, (one, each) in enumerate(zip(inputs, of_inputs, strict=True)):
-        if each.swapped is None:
-            left += each
+    left: list[InputRelation] = []
+    swapped: dict[tuple[str, str], list[InputRelation]] = {}
+    for one in inputs:
+        if one.relation.swapped is None:
+            left.append(one)
         else:
-            swapped.setdefault(_swapped(one, each.swapped), []).append(number)
-    for (text, remedy), numbers in swapped.items():
-        some = reduce(add, (of_inputs[number] for number in numbers))
-        where = "" if len(inputs) == 1 else f"{named([inputs[number].name for number in numbers])}: "
+            swapped.setdefault(_swapped(one.columns, one.relation.swapped), []).append(one)
+    for (text, remedy), some in swapped.items():
+        total = reduce(add, (one.relation for one in some))
+        where = "" if len(inputs) == 1 else f"{named([one.name for one in some])}: "
         found.append(
             Finding(
                 check="relation",
                 severity="warning",
-                text=f"{where}{share(some.n_violations, some.n_bars)} have a high below or a low above their "
-                f"open or close: {text}",
+                text=f"{where}{share(total.n_violations, total.n_bars)} have a high below or a low above their open or "
+                f"close: {text}",
                 remedy=remedy,
-                n=some.n_violations,
-                n_of=some.n_bars,
-                places=_first(some, symbols, timestamps),
+                n=total.n_violations,
+                n_of=total.n_bars,
+                places=some[0].places(timestamps),
             )
         )
-    if left.n_violations:
-        found.append(_violated(inputs, of_inputs, left, _first(left, symbols, timestamps)))
+    total = reduce(add, (one.relation for one in left), Relation())
+    if total.n_violations:
+        found.append(_violated(left, total, len(inputs) > 1, timestamps))
     if not found:
         text = "high and low enclose open and close in every bar"
-        found.append(Finding(check="relation", severity="fine", text=text, n_of=left.n_bars))
+        found.append(Finding(check="relation", severity="fine", text=text, n_of=total.n_bars))
     return found
 
 
-def _violated(inputs: Sequence[Decoded], of_inputs: Sequence[Relation], left: Relation, places: list[Place]) -> Finding:
+def _violated(inputs: Sequence[InputRelation], left: Relation, of_several: bool, timestamps: Timestamps) -> Finding:
+    at_fault = [one for one in inputs if one.relation.n_violations]
+    places = at_fault[0].places(timestamps)
     text = (
         f"{share(left.n_violations, left.n_bars)} have a high below or a low above their open or close "
         f"({left.worst}), first {_where(places[0])}"
     )
-    at_fault = [one.name for one, each in zip(inputs, of_inputs, strict=True) if each.n_violations and not each.swapped]
-    if len(inputs) > 1:
-        text += f", in {named(at_fault)}"
+    if of_several:
+        text += f", in {named([one.name for one in at_fault])}"
     if left.n_gross == 0:
         text += "; by less than a millionth, which is rounding"
     only_close = left.faults[0] == left.faults[2] == left.faults[4] == 0
@@ -129,10 +162,8 @@ def _violated(inputs: Sequence[Decoded], of_inputs: Sequence[Relation], left: Re
     )
 
 
-def _swapped(one: Decoded, pair: tuple[int, int]) -> tuple[str, str]:
+def _swapped(names: Sequence[str], pair: tuple[int, int]) -> tuple[str, str]:
     """What is swapped in a file, and the options that set it right."""
-    roles = one.layout.roles
-    names = [one.layout.names[roles[price]] if price in roles else price for price in PRICES]
     highest, lowest = pair
     text = (
         f"columns are swapped, {names[highest]!r}, read as {PRICES[highest]}, holds the highest price and "
@@ -143,10 +174,6 @@ def _swapped(one: Decoded, pair: tuple[int, int]) -> tuple[str, str]:
         others = [name for number, name in enumerate(names) if number not in pair]
         remedy += f", and with --column open=NAME --column close=NAME which of {others[0]!r} and {others[1]!r} is which"
     return text, remedy
-
-
-def _first(some: Relation, symbols: Sequence[str], timestamps: Timestamps) -> list[Place]:
-    return [] if some.first is None else [_place(some.first, symbols, timestamps)]
 
 
 def _place(place: tuple[int, int], symbols: Sequence[str], timestamps: Timestamps) -> Place:
