@@ -25,6 +25,7 @@ from stager.packs.manifest import MANIFEST, Column, Manifest, read_manifest, rea
 from stager.packs.overlap import Overlap, compare, first_and_last
 from stager.packs.packing import Progress, missing_in, read_bars, write_manifest, write_segment
 from stager.packs.publish import partial_of, refusing, sync
+from stager.packs.seam import jumps_at_the_seam
 
 
 def append(
@@ -87,6 +88,7 @@ def _add(target: Path, partial: Path, bars: Bars, progress: Progress | None) -> 
     bars, notes = _fitted(pack, bars)
     overlap = compare(pack, bars)
     bars, notes = _new(bars, overlap), notes + overlap.notes()
+    notes += jumps_at_the_seam(pack, bars)
     manifest = _continued(pack.manifest, bars, overlap, notes)
     if not len(bars.arranged.times):
         write_manifest(partial, manifest)
