@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from stager.bars.check_page import render
-from stager.bars.findings import Report, counted, named
+from stager.bars.findings import Report, counted, named, spoken
 from stager.bars.inspection import check as inspect
 from stager.bars.options import ReadOptions
 from stager.cli.output import Reporter, print_table
@@ -53,19 +53,20 @@ def check(files: tuple[str, ...], read: ReadOptions, html: Path | None, as_json:
 
 def _lines(report: Report) -> Iterator[tuple[str, str, str]]:
     kind = "session dates" if report.timestamps == "session" else "UTC, bar opens"
-    span = "" if report.span is None else f", {report.span[0]} to {report.span[1]} ({kind})"
+    span = "" if report.span is None else f", {spoken(report.span[0])} to {spoken(report.span[1])} ({kind})"
     interval = "" if report.interval is None else f", interval {report.interval}"
     yield "read", "", f"{counted(report.n_bars, 'bar')} of {counted(report.n_symbols, 'symbol')}{span}{interval}"
     for one in report.findings:
         yield one.check, one.severity, one.sentence
     for jump in report.jumps[:_SHOWN]:
         near = f"near {jump.near}" if jump.near else "and back"
-        yield "jump", "", f"{jump.symbol} at {jump.time}: price times {jump.ratio:.4g}, {near} ({jump.kind})"
+        yield "jump", "", f"{jump.symbol} at {spoken(jump.time)}: price times {jump.ratio:.4g}, {near} ({jump.kind})"
     if report.n_jumps > _SHOWN:
         yield "jump", "", f"and {report.n_jumps - _SHOWN:,} more: --json lists up to a thousand"
     for gap in report.worst_gaps[:_SHOWN]:
         others = f" (another symbol has {gap.n_elsewhere:,} of them)" if gap.n_elsewhere else ""
-        yield "gap", "", f"{gap.symbol}: {gap.n_missing:,} bars missing{others}, {gap.after} to {gap.until}"
+        span = f"{spoken(gap.after)} to {spoken(gap.until)}"
+        yield "gap", "", f"{gap.symbol}: {gap.n_missing:,} bars missing{others}, {span}"
     if report.n_gaps > _SHOWN:
         yield "gap", "", f"and {report.n_gaps - _SHOWN:,} more: --json lists the worst hundred"
     for decision in report.decisions:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from stager.bars.check_charts import coverage_chart, gaps_chart, jumps_chart, presence_chart, spark
 from stager.bars.coverage import cover
 from stager.bars.facts import Facts
-from stager.bars.findings import Finding, Report, SymbolFacts, counted
+from stager.bars.findings import Finding, Report, SymbolFacts, counted, spoken
 from stager.bars.gaps import Gaps
 from stager.bars.inspection import Inspection
 from stager.bars.read import Bars
@@ -82,7 +82,7 @@ def _about(report: Report) -> str:
     if report.span is None:
         return "no bars"
     kind = "session dates" if report.timestamps == "session" else "UTC, opens of bars"
-    return f"{report.span[0]} to {report.span[1]} ({kind}), interval {report.interval}"
+    return f"{spoken(report.span[0])} to {spoken(report.span[1])} ({kind}), interval {report.interval}"
 
 
 def _cards(report: Report) -> str:
@@ -152,7 +152,7 @@ def _gaps(found: Inspection, gaps: Gaps, report: Report) -> Iterable[str]:
     yield _table(
         ["symbol", "after", "until", "bars missing", "others have"],
         [
-            (one.symbol, one.after, one.until, f"{one.n_missing:,}", f"{one.n_elsewhere:,}")
+            (one.symbol, spoken(one.after), spoken(one.until), f"{one.n_missing:,}", f"{one.n_elsewhere:,}")
             for one in report.worst_gaps[:_FILES]
         ],
         times=(1, 2),
@@ -168,7 +168,8 @@ def _jumps(bars: Bars, facts: Facts, report: Report) -> Iterable[str]:
         return
     rows, times, close = facts.jumps.rows, bars.arranged.times, bars.arranged.columns[3]
     words = [
-        f"{one.symbol}, {one.time}: price times {one.ratio:.4g}, " + (f"near {one.near}" if one.near else "and back")
+        f"{one.symbol}, {spoken(one.time)}: price times {one.ratio:.4g}, "
+        + (f"near {one.near}" if one.near else "and back")
         for one in report.jumps[:_DOTS]
     ]
     dots = facts.jumps.where(np.arange(len(rows)) < _DOTS)
@@ -184,14 +185,14 @@ def _jumps(bars: Bars, facts: Facts, report: Report) -> Iterable[str]:
         stop = min(int(bars.first_rows[symbol] + bars.counts[symbol]), row + _AROUND)
         near = f"near {one.near}" if one.near else "and back"
         sparks.append(
-            f"<div><b>{html.escape(one.symbol)}</b> times {one.ratio:.4g}, {near}<br><small>{one.time}</small>"
+            f"<div><b>{html.escape(one.symbol)}</b> times {one.ratio:.4g}, {near}<br><small>{spoken(one.time)}</small>"
             f"{spark(close[first:stop], row - first)}</div>"
         )
     yield f'<p class="legend" style="margin-top:12px">Closes before and after, {_AROUND} bars each</p>'
     yield f'<div class="sparks">{"".join(sparks)}</div>'
     yield _table(
         ["symbol", "first bar of the new price", "new over old", "near", "kind"],
-        [(one.symbol, one.time, f"{one.ratio:.6g}", one.near or "-", one.kind) for one in report.jumps[:_ROWS]],
+        [(one.symbol, spoken(one.time), f"{one.ratio:.6g}", one.near or "-", one.kind) for one in report.jumps[:_ROWS]],
         times=(1,),
     )
     if report.n_jumps > _ROWS:
@@ -217,9 +218,9 @@ def _symbols(report: Report) -> Iterable[str]:
         ],
         [
             (
-                one.symbol, f"{one.n_bars:,}", one.first, one.last, f"{one.n_gaps:,}", f"{one.n_missing:,}",
-                f"{one.n_elsewhere:,}", f"{one.longest_gap:,}", f"{one.n_off_grid:,}", f"{one.n_not_positive:,}",
-                f"{one.n_zero_volume:,}", f"{one.n_jumps:,}",
+                one.symbol, f"{one.n_bars:,}", spoken(one.first), spoken(one.last), f"{one.n_gaps:,}",
+                f"{one.n_missing:,}", f"{one.n_elsewhere:,}", f"{one.longest_gap:,}", f"{one.n_off_grid:,}",
+                f"{one.n_not_positive:,}", f"{one.n_zero_volume:,}", f"{one.n_jumps:,}",
             )
             for one in shown
         ],

@@ -24,6 +24,11 @@ class Place(msgspec.Struct, frozen=True):
     symbol: str
     time: str
 
+    @property
+    def words(self) -> str:
+        """The place as sentences name it."""
+        return f"{self.symbol} at {spoken(self.time)}"
+
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one check.
@@ -205,6 +210,12 @@ def stamps(times: npt.NDArray[np.int64], timestamps: Literal["utc", "session"]) 
         return [str(day) for day in np.datetime_as_string(times.view("datetime64[ns]"), unit="D")]
     texts = np.datetime_as_string(times.view("datetime64[ns]"), unit="ns")
     return [f"{str(text).rstrip('0').removesuffix('.'):0<19}Z" for text in texts]
+
+
+def spoken(stamp: str) -> str:
+    """A stamp as people read it, the same as :func:`stager.bars.clock.instant_text`."""
+    day, _, clock = stamp.partition("T")
+    return f"{day} {clock.removesuffix('Z').removesuffix(':00')}Z" if clock else day
 
 
 def share(n: int, n_of: int) -> str:

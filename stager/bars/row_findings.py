@@ -37,7 +37,7 @@ def duplicates_found(
         places = [_place(arranged.conflict, symbols, timestamps)]
         parts.append(
             f"{counted(arranged.n_conflicts, 'row')} dropped that differed from another one of their symbol and time, "
-            f"the {duplicates} of which was kept: first {_where(places[0])}"
+            f"the {duplicates} of which was kept: first {places[0].words}"
         )
     return Finding(
         check="duplicates",
@@ -62,7 +62,7 @@ def order_found(arranged: Arranged, symbols: Sequence[str], timestamps: Timestam
         check="order",
         severity="note",
         text=f"{counted(arranged.n_backward, 'row')} of {named(unordered)} came after a later one ({how}), first "
-        f"{_where(place)}; sorted",
+        f"{place.words}; sorted",
         n=arranged.n_backward,
         n_of=n_rows,
         places=[place],
@@ -141,7 +141,7 @@ def _violated(inputs: Sequence[InputRelation], left: Relation, of_several: bool,
     places = at_fault[0].places(timestamps)
     text = (
         f"{share(left.n_violations, left.n_bars)} have a high below or a low above their open or close "
-        f"({left.worst}), first {_where(places[0])}"
+        f"({left.worst}), first {places[0].words}"
     )
     if of_several:
         text += f", in {named([one.name for one in at_fault])}"
@@ -179,7 +179,3 @@ def _swapped(names: Sequence[str], pair: tuple[int, int]) -> tuple[str, str]:
 def _place(place: tuple[int, int], symbols: Sequence[str], timestamps: Timestamps) -> Place:
     symbol, time = place
     return Place(symbols[symbol], stamps(np.array([time]), timestamps)[0])
-
-
-def _where(place: Place) -> str:
-    return f"{place.symbol} at {place.time}"

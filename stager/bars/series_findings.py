@@ -78,7 +78,7 @@ class _Words:
             check="grid",
             severity="warning",
             text=f"{share(off.n, self.n_bars)} of {self._symbols(off)} lie off the grid of {interval}, first "
-            f"{_where(place)}",
+            f"{place.words}",
             remedy="they stay as they are; count of missing bars and alignment with other symbols are less sure there",
             n=off.n,
             n_of=self.n_bars,
@@ -94,7 +94,7 @@ class _Words:
             yield Finding(
                 check="unfinished",
                 severity="warning",
-                text=f"of {self._named(alone)} the last bar alone lies off the grid, {_where(place)}",
+                text=f"of {self._named(alone)} the last bar alone lies off the grid, {place.words}",
                 remedy="it may be unfinished: leave it out, or fetch it again",
                 n=len(alone),
                 n_of=len(facts.symbols),
@@ -111,7 +111,7 @@ class _Words:
             check="signs",
             severity="warning",
             text=f"{share(found.n, self.n_bars)} of {self._symbols(found)} have a price of zero or below, down to "
-            f"{self.facts.lowest:g}, first {_where(place)}",
+            f"{self.facts.lowest:g}, first {place.words}",
             remedy="they are legal; returns and log returns are refused there, so such samples are left out",
             n=found.n,
             n_of=self.n_bars,
@@ -136,7 +136,7 @@ class _Words:
             stretches = f"{len(long):,} stretch" + ("" if len(long) == 1 else "es")
             text += (
                 f"; {stretches} of {_STRETCH_BARS} or more in a row, the longest of {found.lengths[longest]:,} from "
-                f"{_where(places[0])}"
+                f"{places[0].words}"
             )
         if found.flat:
             flat = "all" if found.flat == found.zero.n else f"{found.flat:,}"
@@ -160,7 +160,7 @@ class _Words:
                 check="volume",
                 severity="warning",
                 text=f"{share(found.n, self.n_bars)} of {self._symbols(found)} have a volume below 0, first "
-                f"{_where(place)}",
+                f"{place.words}",
                 remedy="that mostly means that it is not known: leave the column out, or the bars",
                 n=found.n,
                 n_of=self.n_bars,
@@ -181,7 +181,7 @@ class _Words:
             check="jumps",
             severity="warning",
             text=f"{counted(len(jumps), 'jump')} of price in {self._named(symbols)}: "
-            f"{describe(jumps.kinds.tolist())}; first {_where(place)}, new price over old {jumps.ratios[0]:.4g}{near}",
+            f"{describe(jumps.kinds.tolist())}; first {place.words}, new price over old {jumps.ratios[0]:.4g}{near}",
             remedy="take adjusted prices, or name splits with Select(splits=...); powers of ten are mostly another "
             "unit",
             n=len(jumps),
@@ -210,7 +210,7 @@ class _Words:
         text = (
             f"{counted(len(gaps), 'gap')} in {self._named(np.unique(facts.symbols_of(gaps.rows)))}, "
             f"{counted(int(gaps.n_missing.sum()), 'bar')} missing by {by}, the longest {gaps.n_missing[longest]:,} "
-            f"after {_where(place)}"
+            f"after {place.words}"
         )
         if len(facts.symbols) > 1 and not is_session:
             text += f"; for {int(gaps.n_elsewhere.sum()):,} of them another symbol has a bar"
@@ -239,7 +239,7 @@ class _Words:
         severity: Severity = "warning" if int(lengths[longest]) > max(_LONG_BREAK, 3 * length) else "note"
         text = (
             f"{counted(len(rows), 'time')} no symbol has a bar for more than {max(BREAK, 2 * length) // DAY} days, the "
-            f"longest for {int(lengths[longest]) // DAY:,} after {_where(place)}"
+            f"longest for {int(lengths[longest]) // DAY:,} after {place.words}"
         )
         return text, severity, [place]
 
@@ -254,7 +254,3 @@ class _Words:
 
     def _stamp(self, time: int) -> str:
         return stamps(np.array([time]), self.timestamps)[0]
-
-
-def _where(place: Place) -> str:
-    return f"{place.symbol} at {place.time}"

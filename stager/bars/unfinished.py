@@ -76,10 +76,10 @@ def unfinished(
     code, at_time = min(found, key=lambda one: one[1])
     place = Place(symbols[code], stamps(np.array([at_time]), timestamps)[0])
     if n_future:
-        text = f"{counted(n_future, 'bar')} of {named(some)} lie in the future, {place.symbol} at {place.time}"
+        text = f"{counted(n_future, 'bar')} of {named(some)} lie in the future, {place.words}"
         remedy = "the zone, the unit or the date order is wrong, or the clock of this machine"
     else:
-        text = f"the last bar of {named(some)} had not closed when the file was written, {place.symbol} at {place.time}"
+        text = f"the last bar of {named(some)} had not closed when the file was written, {place.words}"
         remedy = "it may be unfinished: leave it out, or fetch it again"
     sure = n_future or timestamps == "utc"
     return Finding(

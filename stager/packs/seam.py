@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from stager.bars.findings import counted, named, stamps
+from stager.bars.findings import Place, counted, named, stamps
 from stager.bars.jumps import LEVEL_BARS, describe, find_jumps
 from stager.bars.read import Bars
 from stager.packs.layout import Pack
@@ -50,7 +50,7 @@ def jumps_at_the_seam(pack: Pack, bars: Bars) -> list[str]:
         return []
     found = [symbols[number] for number in np.searchsorted(first_rows, jumps.rows, "right") - 1]
     near = f", near {jumps.near[0]}" if jumps.near[0] else ""
-    first = f"{found[0]} at {stamps(jumps.times[:1], bars.timestamps)[0]}"
+    first = Place(found[0], stamps(jumps.times[:1], bars.timestamps)[0]).words
     return [
         f"{counted(len(jumps), 'jump')} of price from the pack's bars to the appended ones, of {named(found)}: "
         f"{describe(jumps.kinds.tolist())}; first {first}, new price over old {jumps.ratios[0]:.4g}{near}; they may be "

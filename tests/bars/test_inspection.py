@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.bars.check_page import render
-from stager.bars.findings import Gap, Jump, Place, Report
+from stager.bars.clock import instant_text
+from stager.bars.findings import Gap, Jump, Place, Report, spoken, stamps
 from stager.bars.inspection import Inspection, check, inspect
 from stager.bars.read import ReadOptions, read
 from stager.errors import BarsError
@@ -70,7 +71,7 @@ def test_gaps_are_told_with_symbol_and_place() -> None:
     finding = one(found, "gaps")
     assert (finding.severity, finding.n) == ("note", 2)
     assert finding.text == (
-        "2 gaps in A, B, 9 bars missing by 1min, the longest 6 after B at 2024-01-01T00:11:00Z; for 9 of them another "
+        "2 gaps in A, B, 9 bars missing by 1min, the longest 6 after B at 2024-01-01 00:11Z; for 9 of them another "
         "symbol has a bar; most frequent lengths: 3 (1 times), 6 (1 times)"
     )
     report = found.report()
@@ -151,7 +152,7 @@ def test_stretches_without_volume() -> None:
     assert severities(found) == {"volume": "warning"}
     assert one(found, "volume").text == (
         "76 of 180 bars (42.2 %) have a volume of 0; every bar of C; 1 stretch of 10 or more in a row, the longest of "
-        "15 from A at 2024-01-01T00:30:00Z"
+        "15 from A at 2024-01-01 00:30Z"
     )
     facts = found.report().symbols
     assert [(each.n_zero_volume, each.longest_zero_volume) for each in facts] == [(15, 15), (1, 1), (60, 60)]
@@ -160,7 +161,7 @@ def test_stretches_without_volume() -> None:
 def test_a_volume_that_is_not_known() -> None:
     found = check(changed(market(), volume=np.r_[np.ones(119), -1]))
     assert severities(found) == {"volume": "warning"}
-    assert "volume below 0, first B at 2024-01-01T00:59:00Z" in one(found, "volume").text
+    assert "volume below 0, first B at 2024-01-01 00:59Z" in one(found, "volume").text
 
 
 def test_times_off_the_grid() -> None:
@@ -169,7 +170,7 @@ def test_times_off_the_grid() -> None:
     found = check(changed(market(), time=times))
     assert severities(found) == {"grid": "warning"}
     assert one(found, "grid").text.startswith(
-        "4 of 120 bars (3.33 %) of A lie off the grid of 1min, first A at 2024-01-01T00:10:07Z"
+        "4 of 120 bars (3.33 %) of A lie off the grid of 1min, first A at 2024-01-01 00:10:07Z"
     )
 
 
@@ -245,6 +246,13 @@ def test_checks_of_read_bars_are_those_of_files(tmp_path: Path) -> None:
     path = tmp_path / "bars.csv"
     path.write_text(csv_text(bar_table({"A": [0, 1, 2, 9], "B": range(30)})))
     assert inspect(read(path)).findings == check(path).findings
+
+
+@given(st.integers(-(10**18), 4 * 10**18), st.sampled_from([1, 10**6, 10**9, MINUTE, DAY]))
+def test_instants_are_spoken_as_everywhere(time: int, unit: int) -> None:
+    time -= time % unit
+    assert spoken(stamps(np.array([time]), "utc")[0]) == instant_text(time)
+    assert spoken(stamps(np.array([time]), "session")[0]) == instant_text(time)[:10]
 
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, 1e308, -1e308, 5e-324])

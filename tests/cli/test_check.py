@@ -85,7 +85,7 @@ def test_prints_a_line_for_each_check(folder: Path) -> None:
     title, *lines = result.stdout.splitlines()
     assert title == "bars.csv"
     cells = [line.split(maxsplit=1) for line in lines]
-    assert cells[0][1].startswith("90 bars of 2 symbols, 2024-01-01T00:00:00Z to ")
+    assert cells[0][1].startswith("90 bars of 2 symbols, 2024-01-01 00:00Z to 2024-01-01 00:49Z (UTC, bar opens)")
     assert [name for name, _ in cells[1:11]] == [
         "bars", "duplicates", "order", "relation", "grid", "signs", "volume", "jumps", "gaps", "unfinished",
     ]  # fmt: skip
