@@ -9,6 +9,7 @@ import click
 
 from stager.cli.arena_report import arena_report
 from stager.cli.bench import bench
+from stager.cli.check import check
 from stager.cli.compact import compact
 from stager.cli.formats import formats
 from stager.cli.info import info
@@ -44,7 +45,7 @@ def main() -> None:
     """Stage market bars on the GPU once; train at memory speed."""
 
 
-for _command in (arena_report, bench, compact, formats, info, leaktest, pack, plan, smoke, verify):
+for _command in (arena_report, bench, check, compact, formats, info, leaktest, pack, plan, smoke, verify):
     # Also where a command is called by itself: Click keeps the help option that it made first.
     _command.context_settings = main.context_settings
     main.add_command(_command)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stager.bars.checks import Piece
+from stager.bars.options import Duplicates
 from stager.bars.threads import parallel, thread_count
 
 Int64 = npt.NDArray[np.int64]
@@ -65,6 +66,16 @@ class Arranged:
         All rows as they came; the columns are brought into order when asked for.
     n_duplicates : int
         Identical rows that were dropped.
+    n_conflicts : int
+        Rows that were dropped though they differ from the one that was kept of their symbol and time.
+    conflict : tuple of int or None
+        Symbol's number and time of the first of them.
+    n_backward : int
+        Rows that came after a later one of their symbol.
+    unordered : ndarray of int64
+        Numbers of the symbols that were sorted by time.
+    backward : tuple of int or None
+        Symbol's number and time of the first row that came too late.
     """
 
     times: Int64
@@ -73,6 +84,11 @@ class Arranged:
     n_columns: int
     placed: list[Placed]
     n_duplicates: int = 0
+    n_conflicts: int = 0
+    conflict: tuple[int, int] | None = None
+    n_backward: int = 0
+    unordered: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    backward: tuple[int, int] | None = None
     _columns: list[Float64] | None = None
     # Several threads may ask for the columns at once.
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -135,9 +151,14 @@ def code_type(n_symbols: int) -> np.dtype[Any]:
 
 
 def arrange(
-    pieces: Sequence[Piece], n_symbols: int, n_columns: int, *, done: Callable[[int, int], object] | None = None
+    pieces: Sequence[Piece],
+    n_symbols: int,
+    n_columns: int,
+    *,
+    duplicates: Duplicates = "error",
+    done: Callable[[int, int], object] | None = None,
 ) -> Arranged:
-    """Bring rows into the order (symbol, time) and drop identical rows.
+    """Bring rows into the order (symbol, time) and keep one row of each time.
 
     Parameters
     ----------
@@ -147,13 +168,15 @@ def arrange(
         Codes lie below it.
     n_columns : int
         Number of columns of every piece.
+    duplicates : {"error", "first", "last"}
+        Which of the rows of one symbol and time is kept where they differ.
     done : callable, optional
         Called with (bytes moved, bytes to move).
 
     Raises
     ------
     Conflict
-        If two rows of one symbol and time differ in a column; NaN equals NaN.
+        If two rows of one symbol and time differ in a column and ``duplicates`` is ``"error"``; NaN equals NaN.
     """
     n_rows = sum(len(piece) for piece in pieces)
     rows_in_range = max(_RANGE_ROWS, n_symbols, n_rows // (8 * thread_count()))
@@ -201,8 +224,13 @@ def arrange(
     arranged = Arranged(times, first_rows, counts, n_columns, placed)
     late = _not_ascending(arranged)
     if len(late):
-        _sort_times(arranged, np.unique(_symbol_of(first_rows, late[times[late + 1] < times[late]])))
-        _drop_duplicates(arranged)
+        backward = late[times[late + 1] < times[late]] + 1
+        if len(backward):
+            arranged.n_backward = len(backward)
+            symbols = _symbol_of(first_rows, backward)
+            arranged.unordered, arranged.backward = np.unique(symbols), (int(symbols[0]), int(times[backward[0]]))
+            _sort_times(arranged, arranged.unordered)
+        _drop_duplicates(arranged, duplicates)
     return arranged
 
 
@@ -269,22 +297,31 @@ def _sort_times(arranged: Arranged, symbols: Int64) -> None:
     parallel(sort, list(symbols))
 
 
-def _drop_duplicates(arranged: Arranged) -> None:
+def _drop_duplicates(arranged: Arranged, duplicates: Duplicates) -> None:
     again = _not_ascending(arranged)
     if len(again) == 0:
         return
+    # Pairs of neighbours that share a row are of one group, of which one row is kept.
+    begins = np.append(True, again[1:] != again[:-1] + 1)
+    if duplicates == "last":
+        dropped, kept = again, (again + 1)[np.append(begins[1:], True)]
+    else:
+        dropped, kept = again + 1, again[begins]
+    kept = kept[np.cumsum(begins) - 1]
     same = np.ones(len(again), dtype=np.bool_)
     for column in arranged.columns:
-        one, other = column[again], column[again + 1]
+        one, other = column[kept], column[dropped]
         same &= (one == other) | (np.isnan(one) & np.isnan(other))
     symbols, times = _symbol_of(arranged.first_rows, again), arranged.times[again]
     if not same.all():
         pairs = np.unique(np.stack([symbols[~same], times[~same]]), axis=1)
-        raise Conflict(int(pairs[0, 0]), int(pairs[1, 0]), pairs.shape[1])
+        arranged.conflict = int(pairs[0, 0]), int(pairs[1, 0])
+        if duplicates == "error":
+            raise Conflict(*arranged.conflict, pairs.shape[1])
     keep = np.ones(len(arranged.times), dtype=np.bool_)
-    keep[again + 1] = False
+    keep[dropped] = False
     arranged.times = arranged.times[keep]
     arranged._columns = parallel(lambda column: column[keep], arranged.columns)
     arranged.counts = arranged.counts - np.bincount(symbols, minlength=len(arranged.counts))
     arranged.first_rows = np.cumsum(arranged.counts) - arranged.counts
-    arranged.n_duplicates = len(again)
+    arranged.n_duplicates, arranged.n_conflicts = int(same.sum()), int((~same).sum())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
@@ -11,6 +11,7 @@ from stager.bars.zones import Zone
 from stager.errors import ConfigError
 
 Role = Literal["time", "symbol", "open", "high", "low", "close", "volume"]
+Duplicates: TypeAlias = Literal["error", "first", "last"]
 ROLES: tuple[Role, ...] = ("time", "symbol", "open", "high", "low", "close", "volume")
 PRICES: tuple[Role, ...] = ("open", "high", "low", "close")
 
@@ -54,6 +55,9 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         The marks before a fraction and between thousands.
     field : {"open", "high", "low", "close", "volume"}, optional
         What the cells of a file with one column for each symbol hold.
+    duplicates : {"error", "first", "last"}
+        Which of several rows of one symbol and time is kept where they differ, in the order of files and rows;
+        identical ones are always one bar.
 
     Raises
     ------
@@ -77,6 +81,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     decimal: Literal[".", ","] | None = None
     thousands: str | None = None
     field: Literal["open", "high", "low", "close", "volume"] | None = None
+    duplicates: Duplicates = "error"
 
     def __post_init__(self) -> None:
         for role, name in self.columns.items():
@@ -96,6 +101,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             ("decimal", self.decimal, (None, ".", ",")),
             ("field", self.field, (None, "open", "high", "low", "close", "volume")),
             ("nan", self.nan, ("error", "null")),
+            ("duplicates", self.duplicates, ("error", "first", "last")),
             ("adjustment", self.adjustment, ("raw", "split", "total", "unknown")),
         ):
             if value not in allowed:

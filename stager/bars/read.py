@@ -18,12 +18,15 @@ from stager.bars.clock import time_text
 from stager.bars.columns import to_float32
 from stager.bars.decode import Decoded, decode, decode_table
 from stager.bars.detect import Decision
+from stager.bars.findings import Finding
 from stager.bars.interval import Interval
 from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
+from stager.bars.row_findings import InputRelation, duplicates_found, order_found, relation_found
 from stager.bars.settle import Timestamps, settle_adjustment, settle_interval, settle_label
 from stager.bars.sources import BarFile, PathLike, find
 from stager.bars.threads import parallel, thread_count
+from stager.bars.unfinished import unfinished
 from stager.errors import BarsError
 
 __all__ = ["Bars", "Decision", "InputFile", "Interval", "ReadOptions", "Source", "read"]
@@ -83,13 +86,15 @@ class Bars:
         What was decided, and from what.
     inputs : tuple of InputFile
     dropped : dict of str to int
-        Rows that became no bar, by reason: ``"null price"``, ``"duplicate"``.
+        Rows that became no bar, by reason: ``"null price"``, ``"duplicate"``, ``"conflicting duplicate"``.
     warnings : tuple of str
         Sentences about what a user should know.
     roles : dict of str to str
         What further columns are: "price", "volume" or "other", which is the default.
     empty : tuple of str
         Columns that were left out because they hold no value.
+    findings : tuple of Finding
+        What was found in the rows as they were read; those that are warnings stand in ``warnings`` too.
     """
 
     arranged: Arranged
@@ -106,6 +111,7 @@ class Bars:
     warnings: tuple[str, ...]
     roles: dict[str, Literal["price", "volume", "other"]] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @cached_property
     def table(self) -> pa.Table:
@@ -172,20 +178,41 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
             pieces,
             len(merged.symbols),
             len(merged.names),
+            duplicates=options.duplicates,
             done=None if progress is None else lambda done, total: progress("sort", done, total),
         )
     except Conflict as conflict:
         raise BarsError(
             f"symbol {merged.symbols[conflict.symbol]!r} has rows of the same time {time_text(conflict.time)} that "
-            f"differ; {conflict.n_conflicts} pairs of symbol and time are like that; keep one row of each",
+            f"differ; {conflict.n_conflicts} pairs of symbol and time are like that; keep one row of each, or say "
+            "which with --duplicates first or --duplicates last",
             path=path,
         ) from None
+    notes, label = merged.notes, settle_label(inputs, options)
+    order = order_found(arranged, merged.symbols, merged.timestamps)
+    if arranged.n_backward:
+        notes.decide("order", "sorted by time", order.text.removesuffix("; sorted"))
     has_rows = arranged.counts > 0
     arranged.first_rows, arranged.counts = arranged.first_rows[has_rows], arranged.counts[has_rows]
     symbols = tuple(symbol for symbol, has in zip(merged.symbols, has_rows, strict=True) if has)
-    notes = merged.notes
     interval, timestamps = settle_interval(
-        arranged, symbols, merged.timestamps, merged.all_midnight, options, settle_label(inputs, options), notes, path
+        arranged, symbols, merged.timestamps, merged.all_midnight, options, label, notes, path
+    )
+    findings = (
+        duplicates_found(arranged, merged.symbols, timestamps, options.duplicates),
+        order,
+        *relation_found(
+            [InputRelation.of(one, parts, merged.symbols) for one, parts in zip(inputs, merged.checked, strict=True)],
+            timestamps,
+        ),
+        unfinished(
+            [None if isinstance(source, pa.Table) else one.name for one in inputs],
+            [[part.piece for part in parts] for parts in merged.checked],
+            merged.symbols,
+            interval,
+            label[0],
+            timestamps,
+        ),
     )
     adjustment = settle_adjustment(inputs, options, notes)
     return Bars(
@@ -201,9 +228,14 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
         inputs=tuple(
             InputFile(one.name, one.size_nbytes, one.n_rows, n) for one, n in zip(inputs, n_dropped, strict=True)
         ),
-        dropped={"null price": sum(n_dropped), "duplicate": arranged.n_duplicates},
-        warnings=tuple(notes.warnings),
+        dropped={
+            "null price": sum(n_dropped),
+            "duplicate": arranged.n_duplicates,
+            **({"conflicting duplicate": arranged.n_conflicts} if arranged.n_conflicts else {}),
+        },
+        warnings=(*notes.warnings, *(one.sentence for one in findings if one.severity == "warning")),
         empty=tuple(merged.empty),
+        findings=findings,
     )
 
 

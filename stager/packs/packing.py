@@ -16,7 +16,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stager.bars.columns import to_float32
+from stager.bars.inspection import with_findings
 from stager.bars.read import Bars, ReadOptions, Source, read
+from stager.bars.series_findings import no_bars
 from stager.bars.threads import parallel
 from stager.config import format_nbytes
 from stager.errors import BarsError, PackError
@@ -83,7 +85,7 @@ def pack(
     target = _target(source, out)
     with refusing(target):
         check_target(target, overwrite)
-    return write(read_bars(source, read, progress), target, overwrite, progress)
+    return write(with_findings(read_bars(source, read, progress)), target, overwrite, progress)
 
 
 def write(
@@ -99,8 +101,7 @@ def read_bars(source: Source, options: ReadOptions, progress: Progress | None = 
     """`read`, refusing input without a single bar."""
     bars = read(source, options, progress=progress)
     if len(bars.arranged.times) == 0:
-        dropped = ", ".join(f"{n:,} rows dropped: {reason}" for reason, n in bars.dropped.items() if n)
-        raise BarsError(f"there is no bar in the input ({dropped or 'it has no rows'}); nothing was packed")
+        raise BarsError(f"{no_bars(bars.dropped)}; nothing was packed")
     return bars
 
 

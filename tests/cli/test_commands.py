@@ -21,7 +21,19 @@ from stager.cli import main
 from stager.packs.layout import open_pack
 from stager.packs.packing import pack
 
-COMMANDS = ["arena-report", "compact", "formats", "info", "leaktest", "pack", "plan", "smoke", "verify"]
+COMMANDS = [
+    "arena-report",
+    "bench",
+    "check",
+    "compact",
+    "formats",
+    "info",
+    "leaktest",
+    "pack",
+    "plan",
+    "smoke",
+    "verify",
+]
 STAGER = [sys.executable, "-m", "stager.cli"]
 
 
