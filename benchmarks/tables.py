@@ -23,6 +23,10 @@ HEADINGS = {
     "of_read_csv": "time, of read_csv",
     "times_ours": "time, of stager",
     "bytes_a_row": "bytes a row",
+    "besides_seconds": "s, own tables apart",
+    "used_gib": "GiB in use",
+    "each": "samples/s each",
+    "together": "samples/s together",
 }
 
 
