@@ -58,6 +58,7 @@ bench: setup  ## measure on this machine; results in benchmarks/results
 	$(PY) benchmarks/samples.py
 	$(PY) benchmarks/serve.py
 	$(PY) benchmarks/serve.py --device cpu
+	$(PY) benchmarks/service.py
 	$(PY) benchmarks/plot.py
 	$(PY) benchmarks/pack.py
 	$(PY) benchmarks/tables.py

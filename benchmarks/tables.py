@@ -27,6 +27,10 @@ HEADINGS = {
     "of_reading": "time, of reading alone",
     "memory_gib": "memory, GiB",
     "scratch_gib": "scratch, GiB",
+    "besides_seconds": "s, own tables apart",
+    "used_gib": "GiB in use",
+    "each": "samples/s each",
+    "together": "samples/s together",
 }
 
 

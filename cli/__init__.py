@@ -9,6 +9,7 @@ import click
 
 from stager.cli.arena_report import arena_report
 from stager.cli.bench import bench
+from stager.cli.check import check
 from stager.cli.compact import compact
 from stager.cli.formats import formats
 from stager.cli.info import info
@@ -16,7 +17,9 @@ from stager.cli.leaktest import leaktest
 from stager.cli.output import fail
 from stager.cli.pack import pack
 from stager.cli.plan import plan
+from stager.cli.serve import release, serve, stage
 from stager.cli.smoke import smoke
+from stager.cli.top import top
 from stager.cli.verify import verify
 from stager.errors import StagerError
 from stager.version import __version__
@@ -44,7 +47,10 @@ def main() -> None:
     """Stage market bars on the GPU once; train at memory speed."""
 
 
-for _command in (arena_report, bench, compact, formats, info, leaktest, pack, plan, smoke, verify):
+for _command in (
+    arena_report, bench, check, compact, formats, info, leaktest, pack, plan, release, serve, smoke, stage, top,
+    verify,
+):  # fmt: skip
     # Also where a command is called by itself: Click keeps the help option that it made first.
     _command.context_settings = main.context_settings
     main.add_command(_command)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 
 import click
@@ -28,22 +28,29 @@ def fail(message: str) -> None:
     click.echo(f"Error: {plain(message)}", err=True)
 
 
-def print_table(rows: Iterable[tuple[str, str]], title: str | None = None) -> None:
-    """Print names and values; in a pipe a value stays on its line, whatever its length."""
+def print_table(
+    rows: Iterable[tuple[str, ...]], title: str | None = None, styles: Mapping[str, str] | None = None
+) -> None:
+    """Print rows of as many cells each; in a pipe a row stays on its line, whatever its length.
+
+    `styles` says how a terminal shows cells of some texts, such as ``{"error": "red"}``.
+    """
     console = Console(soft_wrap=True) if not sys.stdout.isatty() else Console()
     if title:
         console.print(Text(plain(title), style="bold"))
-    pairs = [(name, plain(value)) for name, value in rows]
+    cells = [[plain(cell) for cell in row] for row in rows]
     if not console.is_terminal:
-        width = max(len(name) for name, _ in pairs)
-        for name, value in pairs:
-            console.print(Text(f"{name:<{width}}  {value}"), soft_wrap=True)
+        widths = [max(len(cell) for cell in column) for column in zip(*cells, strict=True)]
+        for *row, last in cells:
+            padded = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)]
+            console.print(Text("  ".join([*padded, last])), soft_wrap=True)
         return
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="cyan", no_wrap=True)
+    for number in range(len(cells[0]) - 1 if cells else 0):
+        table.add_column(style="" if number else "cyan", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in pairs:
-        table.add_row(name, Text(value))
+    for row in cells:
+        table.add_row(*(Text(cell, style=(styles or {}).get(cell, "")) for cell in row))
     console.print(table)
 
 

@@ -33,6 +33,7 @@ from stager.samples.timeframes import TimeFrame
 
 if TYPE_CHECKING:
     from stager.cuda.arena import Arena
+    from stager.service.client import attach
 
 __all__ = [
     "Arena",
@@ -60,6 +61,7 @@ __all__ = [
     "TimeFrame",
     "WalkForward",
     "append",
+    "attach",
     "compact",
     "derive",
     "leaktest",
@@ -75,9 +77,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The arena imports CuPy, which `import stager` must not.
+    # The arena imports CuPy, which `import stager` must not, and the service Arrow Flight, which few need.
     if name == "Arena":
         from stager.cuda.arena import Arena
 
         return Arena
+    if name == "attach":
+        from stager.service.client import attach
+
+        return attach
     raise AttributeError(f"module 'stager' has no attribute {name!r}")

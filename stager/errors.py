@@ -17,6 +17,8 @@
     │   ├── StagingMemoryError (MemoryError)
     │   └── CaptureActiveError
     ├── ClosedError (RuntimeError)        used after close()
+    ├── ServiceError (RuntimeError)       the service refused a request, or what it holds can't be used
+    │   └── NoServiceError (ConnectionError)
     ├── ArenaError (RuntimeError)         the arena was used against its contract
     │   └── ArenaEscapeError
     └── TimelineError (ValueError)        a file is no timeline of an arena
@@ -111,6 +113,14 @@ class CaptureActiveError(StagingError):
 
 class ClosedError(StagerError, RuntimeError):
     """A closed object was used."""
+
+
+class ServiceError(StagerError, RuntimeError):
+    """The service refused a request, or what it holds can't be used from here."""
+
+
+class NoServiceError(ServiceError, ConnectionError):
+    """No service answers."""
 
 
 class ArenaError(StagerError, RuntimeError):

@@ -39,6 +39,30 @@ def test_the_example_learns_and_its_shuffled_twin_does_not(tmp_path: Path) -> No
     assert twin_loss > 0.69
 
 
+def test_eight_processes_sweep_over_one_copy(tmp_path: Path) -> None:
+    examples = ROOT / "examples"
+    run(sys.executable, examples / "make_bars.py", "bars.csv", "--minutes", 2000, cwd=tmp_path)
+    run(sys.executable, "-m", "stager.cli", "pack", "bars.csv", cwd=tmp_path)
+    told = run(
+        sys.executable,
+        examples / "sweep.py",
+        "bars.pack",
+        "--epochs",
+        1,
+        "--processes",
+        8,
+        "--device",
+        "cpu",
+        cwd=tmp_path,
+    )
+    found = re.findall(r"^ +([\d.]+) +(\d+) +([\d.]+)% +([\d.]+) ms +([\d,]+)$", told, re.MULTILINE)
+    assert len(found) == 8, told
+    accuracies = [float(one[2]) for one in found]
+    assert accuracies == sorted(accuracies, reverse=True)
+    assert accuracies[0] > 60
+    assert re.search(r"8 trainings in \d processes, one copy of the bars", told)
+
+
 def test_walking_forward_writes_results_predictions_and_a_picture(tmp_path: Path) -> None:
     examples = ROOT / "examples"
     run(sys.executable, examples / "make_bars.py", "bars.csv", "--minutes", 3000, cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What is wrong with the rows of an input: missing and non-finite prices, missing times and symbols, OHLC order."""
+"""What is wrong with the rows of an input: missing and non-finite prices, missing times and symbols."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stager.bars.options import PRICES
+from stager.bars.relation import Relation, relation
 from stager.errors import BarsError
 
 Int64 = npt.NDArray[np.int64]
@@ -47,10 +48,9 @@ class Checked:
 
     piece: Piece
     n_dropped: int
-    n_ohlc_violations: int
+    relation: Relation
     n_infinite: tuple[int, ...]
     n_missing: tuple[int, ...]
-    n_bars: int
 
 
 def check(
@@ -115,13 +115,11 @@ def check(
     if keep is not None:
         n_dropped = len(keep) - int(np.count_nonzero(keep))
         codes, times, columns = codes[keep], times[keep], tuple(column[keep] for column in columns)
-    open_, high, low, close = columns[:4]
-    violated = (high < np.maximum(open_, close)) | (low > np.minimum(open_, close))
     odd = [column[:0] if all_finite(column) else column for column in columns[4:]]
     missing = tuple(int(np.count_nonzero(np.isnan(column))) for column in odd)
     infinite = tuple(int(np.count_nonzero(np.isinf(column))) for column in odd)
-    n_violated = int(np.count_nonzero(violated))
-    return Checked(Piece(codes, times, columns), n_dropped, n_violated, infinite, missing, len(times))
+    related = relation(codes, times, columns[:4])
+    return Checked(Piece(codes, times, columns), n_dropped, related, infinite, missing)
 
 
 def all_finite(column: Float64) -> bool:
@@ -133,13 +131,6 @@ def all_finite(column: Float64) -> bool:
 def describe(checked: Sequence[Checked], names: Sequence[str]) -> list[str]:
     """Sentences about what was found in all pieces, whose columns have these names."""
     found: list[str] = []
-    n_violations = sum(part.n_ohlc_violations for part in checked)
-    if n_violations:
-        n_rows = sum(part.n_bars for part in checked)
-        found.append(
-            f"{n_violations} of {n_rows} bars ({100 * n_violations / n_rows:.3g} %) have a high below or a low above "
-            "their open or close; if it is many, columns are swapped or mixed"
-        )
     for i, name in enumerate(names[4:]):
         n_infinite = sum(part.n_infinite[i] for part in checked)
         n_missing = sum(part.n_missing[i] for part in checked)

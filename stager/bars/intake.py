@@ -103,7 +103,9 @@ def take(
     names = [name for name in one.columns if name not in ("time", "symbol")]
     names.sort(key=lambda name: PRICES.index(name) if name in PRICES else len(PRICES) + (name != "volume"))
     checked = _check(one, rows, names, options)
-    described = one.layout.format
+    described, roles = one.layout.format, one.layout.roles
+    violations = (part.relation.first for part in checked)
+    violation = next((first for first in violations if first is not None), None)
     taken = Taken(
         name=one.name,
         size_nbytes=one.size_nbytes,
@@ -126,6 +128,9 @@ def take(
         format=None if described is None else described.name,
         label=None if described is None else described.label,
         adjustment="unknown" if described is None else described.adjustment,
+        price_names=tuple(one.layout.names[roles[price]] if price in roles else price for price in PRICES),
+        latest=max((int(part.piece.times.max()) for part in checked if len(part.piece)), default=None),
+        first_violation=None if violation is None else (rows.symbols[violation[0]], violation[1]),
         checked=[replace(part, piece=_NONE) for part in checked],
     )
     return taken, rows.symbols, [part.piece for part in checked]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, cast
@@ -16,20 +16,16 @@ from stager.bars.checks import Piece, all_finite
 from stager.bars.clock import time_text
 from stager.bars.columns import to_float32
 from stager.bars.detect import Decision
+from stager.bars.findings import Finding
 from stager.bars.inputs import Progress, Source, find_inputs, take_inputs
 from stager.bars.interval import Interval
 from stager.bars.merge import Merged, merge
 from stager.bars.options import ReadOptions
-from stager.bars.settle import (
-    Opens,
-    SortedTimes,
-    Timestamps,
-    settle_adjustment,
-    settle_interval,
-    settle_label,
-)
+from stager.bars.row_findings import InputRelation, Sorting, duplicates_found, order_found, relation_found
+from stager.bars.settle import Opens, SortedTimes, Timestamps, settle_adjustment, settle_interval, settle_label
 from stager.bars.taken import Taken
 from stager.bars.threads import parallel
+from stager.bars.unfinished import unfinished
 from stager.errors import BarsError
 
 __all__ = ["Bars", "Decision", "InputFile", "Interval", "ReadOptions", "Source", "read"]
@@ -95,6 +91,8 @@ class Bars:
         What further columns are: "price", "volume" or "other", which is the default.
     empty : tuple of str
         Columns that were left out because they hold no value.
+    findings : tuple of Finding
+        What was found in the rows as they were read; those that are warnings stand in ``warnings`` too.
     """
 
     arranged: Arranged
@@ -111,6 +109,7 @@ class Bars:
     warnings: tuple[str, ...]
     roles: dict[str, Literal["price", "volume", "other"]] = field(default_factory=dict)
     empty: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @cached_property
     def table(self) -> pa.Table:
@@ -168,13 +167,15 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
         If the input can't be read as bars, naming file, line, column, value and remedy.
     """
     kept = _InMemory()
-    taken = take_inputs(find_inputs(source), options, kept, progress=progress)
+    inputs = find_inputs(source)
+    taken = take_inputs(inputs, options, kept, progress=progress)
     merged = merge(taken, options)
     path = taken[0].name if len(taken) == 1 else None
-    symbols, pieces = _numbered(kept.rows(), merged.columns)
+    came = Came(*_numbered(kept.rows(), merged.columns), isinstance(inputs, pa.Table))
+    symbols = came.symbols
     try:
         arranged = arrange(
-            pieces,
+            [piece for pieces in came.inputs for piece in pieces],
             len(symbols),
             len(merged.names),
             duplicates=options.duplicates,
@@ -182,10 +183,11 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
         )
     except Conflict as conflict:
         raise conflicting(symbols[conflict.symbol], conflict.time, conflict.n_conflicts, path) from None
+    sorting = Sorting.of(arranged, symbols)
     has_rows = arranged.counts > 0
     arranged.first_rows, arranged.counts = arranged.first_rows[has_rows], arranged.counts[has_rows]
     symbols = tuple(symbol for symbol, has in zip(symbols, has_rows, strict=True) if has)
-    found = conclude(taken, merged, SortedTimes.of(arranged), symbols, options)
+    found = conclude(taken, merged, SortedTimes.of(arranged), symbols, sorting, came, options)
     arranged.times = found.opens.of(arranged.times)
     return Bars(
         arranged=arranged,
@@ -198,52 +200,98 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
         adjustment=found.adjustment,
         decisions=tuple(merged.notes.decisions),
         inputs=tuple(found.inputs),
-        dropped=found.dropped | dropped_as(arranged.n_duplicates, arranged.n_conflicts),
+        dropped=found.dropped,
         warnings=tuple(merged.notes.warnings),
         empty=tuple(merged.empty),
+        findings=found.findings,
     )
 
 
 @dataclass(frozen=True)
+class Came:
+    """Rows as they came, before any was dropped.
+
+    Attributes
+    ----------
+    symbols : sequence of str
+        What codes of the pieces count in.
+    inputs : sequence of iterable of Piece
+        The rows of each input.
+    is_table : bool
+        Whether the input is a table, which was never written.
+    """
+
+    symbols: Sequence[str]
+    inputs: Sequence[Iterable[Piece]]
+    is_table: bool
+
+
+@dataclass(frozen=True)
 class Settled:
-    """What all inputs mean, when their rows are in order."""
+    """What all inputs mean, when their rows are in order, and what was found in the rows."""
 
     opens: Opens
     adjustment: Literal["raw", "split", "total", "unknown"]
     inputs: list[InputFile]
     dropped: dict[str, int]
+    findings: tuple[Finding, ...]
 
 
 def conclude(
-    taken: Sequence[Taken], merged: Merged, times: SortedTimes, symbols: Sequence[str], options: ReadOptions
+    taken: Sequence[Taken],
+    merged: Merged,
+    times: SortedTimes,
+    symbols: Sequence[str],
+    sorting: Sorting,
+    came: Came,
+    options: ReadOptions,
 ) -> Settled:
-    """Interval, label and adjustment, noted in ``merged``; and where the rows came from.
+    """Interval, label, adjustment and warnings, noted in ``merged``; and where the rows came from.
+
+    Parameters
+    ----------
+    taken : sequence of Taken
+    merged : Merged
+    times : SortedTimes
+    symbols : sequence of str
+        Those that have a row, sorted.
+    sorting : Sorting
+    came : Came
+        The rows; those of an input are asked for only if some of its bars may be unfinished.
+    options : ReadOptions
 
     Raises
     ------
     BarsError
         As :func:`read`.
     """
-    path = taken[0].name if len(taken) == 1 else None
-    opens = settle_interval(
-        times,
-        symbols,
-        merged.timestamps,
-        merged.all_midnight,
-        options,
-        settle_label(taken, options),
-        merged.notes,
-        path,
+    path, notes, label = taken[0].name if len(taken) == 1 else None, merged.notes, settle_label(taken, options)
+    order = order_found(sorting, merged.timestamps)
+    if sorting.n_backward:
+        notes.decide("order", "sorted by time", order.text.removesuffix("; sorted"))
+    opens = settle_interval(times, symbols, merged.timestamps, merged.all_midnight, options, label, notes, path)
+    findings = (
+        duplicates_found(sorting, opens.timestamps, options.duplicates),
+        order,
+        *relation_found([InputRelation.of(one) for one in taken], opens.timestamps),
+        unfinished(
+            [None if came.is_table else one.name for one in taken],
+            came.inputs,
+            came.symbols,
+            opens.interval,
+            label[0],
+            opens.timestamps,
+            n_bars=sum(one.n_bars for one in taken),
+            latest=[one.latest for one in taken],
+        ),
     )
-    adjustment = settle_adjustment(taken, options, merged.notes)
+    adjustment = settle_adjustment(taken, options, notes)
+    notes.warnings += [one.sentence for one in findings if one.severity == "warning"]
     inputs = [InputFile(one.name, one.size_nbytes, one.n_rows, one.n_dropped) for one in taken]
-    return Settled(opens, adjustment, inputs, {"null price": sum(one.n_dropped for one in taken)})
-
-
-def dropped_as(n_duplicates: int, n_conflicts: int) -> dict[str, int]:
-    """Rows that were dropped because another of their symbol and time was kept, by reason."""
-    conflicts = {"conflicting duplicate": n_conflicts} if n_conflicts else {}
-    return {"duplicate": n_duplicates} | conflicts
+    dropped = {"null price": sum(one.n_dropped for one in taken), "duplicate": sorting.n_duplicates}
+    if sorting.n_conflicts:
+        dropped["conflicting duplicate"] = sorting.n_conflicts
+    return Settled(opens, adjustment, inputs, dropped, findings)
 
 
 def conflicting(symbol: str, time: int, n_conflicts: int, path: str | None) -> BarsError:
@@ -276,20 +324,21 @@ class _InMemory:
         return [part for number in sorted(self._rows) for part in self._rows[number]]
 
 
-def _numbered(rows: Sequence[_Pieces], columns: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], list[Piece]]:
-    """All symbols, sorted as text, and all rows with codes that count in them and with the wanted columns."""
+def _numbered(rows: Sequence[_Pieces], columns: Sequence[Sequence[int]]) -> tuple[tuple[str, ...], list[list[Piece]]]:
+    """All symbols, sorted as text, and the rows of each input with codes that count in them and the wanted columns."""
     symbols = rows[0][0]
     if any(other != symbols for other, _ in rows):
         symbols = tuple(sorted({symbol for some, _ in rows for symbol in some}))
     place = {symbol: code for code, symbol in enumerate(symbols)}
     kind = code_type(len(symbols))
-    pieces: list[Piece] = []
+    inputs: list[list[Piece]] = []
     for (some, parts), wanted in zip(rows, columns, strict=True):
         table = None if some == symbols else np.array([place[symbol] for symbol in some], kind)
+        inputs.append([])
         for part in parts:
             codes = part.codes if table is None else table[part.codes]
-            pieces.append(Piece(codes, part.times, tuple(part.columns[number] for number in wanted)))
-    return symbols, pieces
+            inputs[-1].append(Piece(codes, part.times, tuple(part.columns[number] for number in wanted)))
+    return symbols, inputs
 
 
 def _table(arranged: Arranged, symbols: Sequence[str], names: Sequence[str]) -> pa.Table:

@@ -37,6 +37,9 @@ class Values(Protocol):
     def read(self, number: int, first: int, n_rows: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Values of a column (its number, or ``TIMES``) from a row on; perhaps in `out`."""
 
+    def came(self, starts: Int64) -> Int64:
+        """In what order the rows of each symbol came, as :func:`came_in` tells it; ``starts`` are the sheet's."""
+
 
 @dataclass(frozen=True)
 class Sheet:
@@ -58,23 +61,35 @@ class Sheet:
     def __len__(self) -> int:
         return int(self.starts[-1])
 
+    def came(self) -> Int64:
+        """In what order the rows of each symbol came, as :func:`came_in` tells it."""
+        return self.values.came(self.starts)
+
+    def numbers(self) -> Int32:
+        """Each row's symbol, ndarray of int32, shape (n_rows,)."""
+        return np.repeat(self.symbols, np.diff(self.starts))
+
 
 @dataclass(frozen=True)
 class InMemory:
-    """Rows in memory."""
+    """Rows in memory; ``order`` is in what order they came, if not in this one."""
 
     times: Int64
     columns: tuple[Float64, ...]
+    order: Int64 | None = None
 
     def read(self, number: int, first: int, n_rows: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """Views, not written to `out`."""
         values: npt.NDArray[Any] = self.times if number == TIMES else self.columns[number]
         return values[first : first + n_rows]
 
+    def came(self, starts: Int64) -> Int64:
+        return came_in(self.times, starts) if self.order is None else self.order
+
 
 @dataclass(frozen=True)
 class InFile:
-    """Rows in a file: times, then a column after the other, from byte `offset` on."""
+    """Rows in a file: times, then a column after the other, from byte `offset` on; then in what order they came."""
 
     descriptor: int
     offset: int
@@ -86,6 +101,11 @@ class InFile:
         if out is None:
             out = np.empty(n_rows, np.int64 if number == TIMES else np.float64)
         read_all(self.descriptor, out, self.offset + 8 * ((1 + number) * self.n_rows + first))
+        return out
+
+    def came(self, starts: Int64) -> Int64:
+        out = np.empty((4, len(starts) - 1), np.int64)
+        read_all(self.descriptor, out, self.offset + 8 * (1 + self.n_columns) * self.n_rows)
         return out
 
 
@@ -106,13 +126,47 @@ def is_sorted(piece: Piece) -> bool:
     return not np.any((times[1:] < times[:-1]) & (codes[1:] == codes[:-1]))
 
 
-def sort_pieces(pieces: Sequence[Piece]) -> Piece:
-    """The rows of all pieces in the order (symbol, time), copied; rows of one symbol and time keep their order."""
+def came_in(times: Int64, starts: Int64) -> Int64:
+    """In what order the rows of some symbols came.
+
+    Parameters
+    ----------
+    times : ndarray of int64, shape (n_rows,)
+        Symbol after symbol, of each symbol as they came.
+    starts : ndarray of int64, shape (n_symbols + 1,)
+        The rows of each, at least one.
+
+    Returns
+    -------
+    ndarray of int64, shape (4, n_symbols)
+        Of each symbol the times of its first and last row, how many rows came after a later one, and the time of the
+        first of those, or 0.
+    """
+    first_rows = starts[:-1]
+    backward = np.zeros(len(times), np.bool_)
+    np.less(times[1:], times[:-1], out=backward[1:])
+    backward[first_rows] = False
+    numbers = np.add.reduceat(backward, first_rows, dtype=np.int64)
+    first = np.zeros(len(first_rows), np.int64)
+    rows = np.flatnonzero(backward)
+    symbols, at = np.unique(np.searchsorted(starts, rows, "right") - 1, return_index=True)
+    first[symbols] = times[rows[at]]
+    return np.stack([times[first_rows], times[starts[1:] - 1], numbers, first])
+
+
+def sort_pieces(pieces: Sequence[Piece]) -> tuple[Piece, Int64 | None]:
+    """The rows of all pieces in the order (symbol, time), copied; rows of one symbol and time keep their order.
+
+    With them is, as :func:`came_in` tells it, in what order they came; None: the rows of every symbol in the order of
+    time.
+    """
+    came: Int64 | None = None
     codes = np.concatenate([piece.codes for piece in pieces])
     times = np.concatenate([piece.times for piece in pieces])
     order = np.argsort(codes, kind="stable")
     by_symbol = Piece(np.take(codes, order), np.take(times, order), ())
     if not is_sorted(by_symbol):
+        came = came_in(by_symbol.times, _starts(by_symbol.codes))
         order = np.lexsort((times, codes))
         by_symbol = Piece(np.take(codes, order), np.take(times, order), ())
     # Each piece is written to where its rows belong, which spares bringing them together first.
@@ -126,14 +180,29 @@ def sort_pieces(pieces: Sequence[Piece]) -> Piece:
             column[where[first : first + len(part)]] = part
             first += len(part)
         columns.append(column)
-    return Piece(by_symbol.codes, by_symbol.times, tuple(columns))
+    return Piece(by_symbol.codes, by_symbol.times, tuple(columns)), came
 
 
-def sheet_of(piece: Piece, numbers: Int32) -> Sheet:
-    """A sorted piece as a sheet in memory, not copied; ``numbers`` gives the number of each of its codes."""
-    starts = np.flatnonzero(np.concatenate([[True], piece.codes[1:] != piece.codes[:-1]]))
-    symbols = numbers[piece.codes[starts].astype(np.int64)]
-    return Sheet(symbols, np.append(starts, len(piece)).astype(np.int64), InMemory(piece.times, piece.columns))
+def sheet_of(piece: Piece, numbers: Int32, came: Int64 | None = None) -> Sheet:
+    """A sorted piece as a sheet in memory, not copied.
+
+    Parameters
+    ----------
+    piece : Piece
+    numbers : ndarray of int32
+        The number of each of its codes.
+    came : ndarray of int64, optional
+        In what order the rows came, if not in this one, as :func:`came_in` tells it.
+    """
+    starts = _starts(piece.codes)
+    symbols = numbers[piece.codes[starts[:-1]].astype(np.int64)]
+    return Sheet(symbols, starts, InMemory(piece.times, piece.columns, came))
+
+
+def _starts(codes: npt.NDArray[Any]) -> Int64:
+    """The rows of each symbol, of rows symbol after symbol."""
+    starts = np.flatnonzero(np.concatenate([[True], codes[1:] != codes[:-1]]))
+    return np.append(starts, len(codes)).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -214,6 +283,26 @@ class Sheets:
     def is_stored(self) -> bool:
         """Whether some of the rows lie in a file."""
         return any(isinstance(sheet.values, InFile) for sheet, _, _ in self._sheets)
+
+    def backward(self) -> tuple[Int64, Int64]:
+        """Rows that came after a later one of their symbol.
+
+        Returns
+        -------
+        numbers, first : ndarray of int64, shape (n_symbols,)
+            How many of each symbol, and the time of the first of them.
+        """
+        numbers, first = np.zeros(len(self.counts), np.int64), np.zeros(len(self.counts), np.int64)
+        latest = np.full(len(self.counts), np.iinfo(np.int64).min)
+        for sheet, _, symbols in self._sheets:
+            begin, end, inside, at = sheet.came()
+            # The first row of the sheet may come after a later one of the sheet before.
+            border = begin < latest[symbols]
+            new = (numbers[symbols] == 0) & (border | (inside > 0))
+            first[symbols[new]] = np.where(border, begin, at)[new]
+            numbers[symbols] += inside + border
+            latest[symbols] = end
+        return numbers, first
 
     def cut(self, most_rows: int) -> list[Part]:
         """Parts of at most about so many rows, together all rows in their order."""

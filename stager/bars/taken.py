@@ -44,6 +44,12 @@ class Taken:
     warnings, zone_warnings : list of str
     format, label, adjustment : str or None
         The format's name, and what it says.
+    price_names : tuple of str
+        Its columns that are read as open, high, low and close.
+    latest : int or None
+        The latest time of a bar, as it was read; None: there is no bar.
+    first_violation : tuple of (str, int) or None
+        Symbol and time of the first bar whose high is not the highest or low not the lowest price.
     checked : list of Checked
         What was found in the rows, which are not kept here.
     """
@@ -69,11 +75,18 @@ class Taken:
     format: str | None
     label: Literal["open", "close"] | None
     adjustment: Literal["raw", "split", "total", "unknown"]
+    price_names: tuple[str, ...]
+    latest: int | None
+    first_violation: tuple[str, int] | None
     checked: list[Checked] = field(default_factory=list)
 
     @property
     def n_dropped(self) -> int:
         return sum(part.n_dropped for part in self.checked)
+
+    @property
+    def n_bars(self) -> int:
+        return sum(part.relation.n_bars for part in self.checked)
 
     def error(self, message: str, column: str | None = None) -> BarsError:
         """The error of the whole input."""
@@ -116,6 +129,8 @@ def joined(parts: Sequence[Taken]) -> Taken:
         is_dates=all(part.is_dates for part in parts),
         warnings=_in_order([text for part in parts for text in part.warnings], first.names),
         zone_warnings=list(dict.fromkeys(text for part in parts for text in part.zone_warnings)),
+        latest=max((part.latest for part in parts if part.latest is not None), default=None),
+        first_violation=next((part.first_violation for part in parts if part.first_violation is not None), None),
         checked=[checked for part in parts for checked in part.checked],
     )
 

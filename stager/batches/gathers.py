@@ -171,9 +171,12 @@ class OnGpu:
                 *(() if y_shape is None else (Field(y_shape),)),
             ]
         self._gathers: list[WindowGather] = [
-            WindowGather(rows, part, timeout, None if like is None else like._gathers[number], dtypes[number], draws)
+            WindowGather(
+                rows, part, timeout, None if like is None else like._gathers[number], dtypes[number], draws,
+                resident.on_device,
+            )
             for number, (rows, part) in enumerate(zip([resident.rows, *self._tables], parts, strict=True))
-        ]
+        ]  # fmt: skip
         self._groups: Groups = Groups(self._gathers, device, fields, None if like is None else like._groups)
 
     @property

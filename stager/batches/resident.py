@@ -6,13 +6,14 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from stager.bars.memory import check_host
@@ -26,6 +27,7 @@ from stager.packs.layout import MANIFEST, Pack, open_pack
 from stager.packs.packing import pack_in_memory
 
 Placement = Literal["auto", "device", "host"]
+T = TypeVar("T")
 PackSource = str | Path | pa.Table | Pack
 
 
@@ -104,6 +106,21 @@ class Resident:
         """Name a bound method, held weakly, that waits for queued reads and forgets the rows; ``close()`` calls it."""
         self._closers = [closer for closer in self._closers if closer() is not None]
         self._closers.append(weakref.WeakMethod(method))
+
+    def counted(self, batches: Iterator[T]) -> Iterator[T]:
+        """The batches that a Stager serves from these rows, as they are; rows that tell somebody count them."""
+        return batches
+
+    def shared(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A table on the host as it is to be kept; rows that are shared may share equal tables, too."""
+        return table
+
+    def on_device(self, table: npt.NDArray[Any]) -> Any:
+        """A table on the rows' GPU; rows that are shared may share equal tables there, too."""
+        from stager.cuda.gather import load
+
+        assert self.device.index is not None
+        return load(table, self.device.index, self.stall_timeout)
 
     def close(self) -> None:
         """Give the memory back; closing twice is fine."""

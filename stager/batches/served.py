@@ -243,7 +243,7 @@ class Served:
         # The iterator may be begun, or gone on with, long after it was made.
         self._check_open()
         about = self._about
-        for number, arrays in enumerate(served, start):
+        for number, arrays in enumerate(self.resident.counted(served), start):
             yield Batch(epoch, number, about, schedule, *arrays)
             if self._resident is None or self._resident.closed:
                 self._check_open()

@@ -7,11 +7,12 @@ import json
 from itertools import pairwise
 
 from stager.config import format_nbytes
-from stager.cuda.arena_style import OUTSIDE, SCRIPT, SLAB, STYLE
+from stager.cuda.arena_style import OUTSIDE, RATE, SCRIPT, SLAB, STYLE
 from stager.cuda.timeline import SiteRow, Stretch, Timeline
+from stager.page import document, nice_step
 
 _WIDTH, _HEIGHT = 1080, 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 16, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 96, 16, 14, 46
 _PLOT_W, _PLOT_H = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 _POINTS = 900
 _STEP_MARKS = 200
@@ -47,13 +48,7 @@ def render(timeline: Timeline, title: str) -> str:
     if timeline.overflows:
         body.append(_overflow_table(timeline))
     script = SCRIPT % {"data": json.dumps(data), "seconds": seconds, "left": _LEFT, "width": _PLOT_W}
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
-        + "\n".join(body)
-        + f'\n</main><div id="tip" hidden></div><script>{script}</script></body></html>\n'
-    )
+    return document(title, "\n".join([*body, '<div id="tip" hidden></div>']), style=STYLE, script=script)
 
 
 def _thin(stretches: list[Stretch]) -> list[Stretch]:
@@ -85,18 +80,8 @@ def _nice_bytes(nbytes: int) -> int:
     return 2048 * unit
 
 
-def _nice_step(span: float, most: int = 8) -> float:
-    """A tick distance of 1, 2 or 5 times a power of ten."""
-    step = 10.0**-6
-    while True:
-        for factor in (1, 2, 5):
-            if span / (step * factor) <= most:
-                return step * factor
-        step *= 10
-
-
 def _time_axis(seconds: float) -> str:
-    step = _nice_step(seconds)
+    step = nice_step(seconds)
     unit, scale = ("s", 1.0) if seconds >= 2 else ("ms", 1e3) if seconds >= 2e-3 else ("µs", 1e6)
     parts = []
     for index in range(int(seconds / step + 1e-9) + 1):
@@ -174,14 +159,14 @@ def _rate_chart(points: list[Stretch], seconds: float) -> str:
     rates: list[tuple[float, float]] = []
     for before, point in pairwise([Stretch(0.0, 0, 0, 0, 0), *points]):
         rates.append((point.t, (point.allocations - before.allocations) / max(point.t - before.t, 1e-9)))
-    step = _nice_step(max([1.0, *(rate for _, rate in rates)]), most=4)
+    step = nice_step(max([1.0, *(rate for _, rate in rates)]), most=4)
     top = 4 * step
     shape = _path(rates, seconds, top)
     ticks = [_count(step * index) for index in range(5)]
     return _svg(
         _value_axis(top, "allocations / s", ticks)
         + _time_axis(seconds)
-        + f'<path d="{shape}" fill="#5b8f6a" fill-opacity=".55" stroke="#5b8f6a" stroke-width=".8"/>',
+        + f'<path d="{shape}" fill="{RATE}" fill-opacity=".55" stroke="{RATE}" stroke-width=".8"/>',
         "Allocations per second",
     )
 
@@ -189,8 +174,9 @@ def _rate_chart(points: list[Stretch], seconds: float) -> str:
 def _svg(inside: str, label: str) -> str:
     frame = f'<line class="cross" y1="{_TOP}" y2="{_TOP + _PLOT_H}" style="display:none"/>'
     return (
-        f'<svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{inside}'
-        f'<rect class="frame" x="{_LEFT}" y="{_TOP}" width="{_PLOT_W}" height="{_PLOT_H}"/>{frame}</svg>'
+        f'<div class="scroll"><svg class="chart" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">'
+        f"{inside}"
+        f'<rect class="frame" x="{_LEFT}" y="{_TOP}" width="{_PLOT_W}" height="{_PLOT_H}"/>{frame}</svg></div>'
     )
 
 
@@ -228,7 +214,7 @@ def _legend() -> str:
     return (
         f'<p class="legend"><i style="background:{SLAB}"></i>live in the slab (most in each stretch of time)'
         f'<i style="background:{OUTSIDE}"></i>overflow, outside the slab'
-        '<i class="dash"></i>capacity<i style="background:#eef1f5;border:1px solid #cfd6df"></i>steps</p>'
+        '<i class="dash"></i>capacity<i class="band"></i>steps</p>'
     )
 
 
@@ -244,9 +230,9 @@ def _sites_table(sites: list[SiteRow]) -> str:
         for site in sites
     )
     return (
-        "<h2>Largest call sites</h2><table><thead><tr><th class='site'>line</th><th>allocations</th>"
-        "<th>bytes in all</th>"
-        f"<th>alive at the end</th><th>most alive at once</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
+        "<h2>Largest call sites</h2><div class='scroll'><table><thead><tr><th class='site'>line</th>"
+        "<th>allocations</th><th>bytes in all</th>"
+        f"<th>alive at the end</th><th>most alive at once</th><th></th></tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -257,7 +243,6 @@ def _overflow_table(timeline: Timeline) -> str:
         for event in timeline.overflows[:20]
     )
     return (
-        "<h2>First overflows</h2><table><thead><tr><th>time [s]</th><th>request</th><th class='site'>line</th></tr>"
-        "</thead>"
-        f"<tbody>{rows}</tbody></table>"
+        "<h2>First overflows</h2><div class='scroll'><table><thead><tr><th>time [s]</th><th>request</th>"
+        f"<th class='site'>line</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )

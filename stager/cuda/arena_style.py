@@ -1,40 +1,20 @@
-"""Style sheet and script of the page that :mod:`stager.cuda.arena_page` draws."""
+"""What the page of :mod:`stager.cuda.arena_page` has besides the style of all pages: its own marks, and its script."""
 
-SLAB, OUTSIDE = "#2f6fb2", "#cf4a2c"
+SLAB, OUTSIDE, RATE = "var(--blue)", "var(--red)", "var(--green)"
 
 STYLE = """
-body { margin: 0; background: #fbfcfd; color: #1d242c; font: 15px/1.45 system-ui, "Segoe UI", sans-serif }
-main { max-width: 1120px; margin: 0 auto; padding: 28px 20px 60px }
-h1 { font-size: 24px; margin: 0 }
-h2 { font-size: 17px; margin: 30px 0 8px }
-.sub { margin: 4px 0 18px; color: #5a6673 }
-.cards { display: flex; flex-wrap: wrap; gap: 12px }
-.cards div { background: #fff; border: 1px solid #dfe4ea; border-radius: 8px; padding: 10px 16px; min-width: 140px }
-.cards span, .cards small { display: block; color: #5a6673; font-size: 13px }
-.cards b { font-size: 21px; font-weight: 600 }
-.legend { margin: 0 0 6px; color: #39424e; font-size: 13px }
-.legend i { display: inline-block; width: 12px; height: 12px; margin: 0 6px 0 18px; vertical-align: -1px;
-  border-radius: 2px }
-.legend i:first-child { margin-left: 0 }
-.legend .dash { height: 0; width: 18px; border-top: 2px dashed #39424e; border-radius: 0; vertical-align: 4px }
-svg.chart { display: block; width: 100%; height: auto; background: #fff; border: 1px solid #dfe4ea; border-radius: 8px }
-svg text { font-size: 12px; fill: #39424e }
-svg text.axis { font-size: 13px; fill: #1d242c }
-.grid { stroke: #e7ebf0 }
-.frame { fill: none; stroke: #b7c0ca }
-.limit { stroke: #39424e; stroke-width: 1.5; stroke-dasharray: 7 5 }
-.over { stroke: #cf4a2c; stroke-width: 1.2 }
-.cross { stroke: #1d242c }
-.step0 { fill: #eef1f5 }
-.step1 { fill: #f7f9fb }
-table { border-collapse: collapse; width: 100%; background: #fff; border: 1px solid #dfe4ea; font-size: 14px }
-th, td { padding: 6px 12px; text-align: right; border-bottom: 1px solid #edf0f3; font-variant-numeric: tabular-nums }
-th { color: #5a6673; font-weight: 500 }
+.legend .dash { height: 0; width: 18px; border-top: 2px dashed var(--mute); border-radius: 0; vertical-align: 4px }
+.legend .band { background: var(--band); border: 1px solid var(--line) }
+.limit { stroke: var(--mute); stroke-width: 1.5; stroke-dasharray: 7 5 }
+.over { stroke: var(--red); stroke-width: 1.2 }
+.cross { stroke: var(--ink) }
+.step0 { fill: var(--band) }
+.step1 { fill: var(--band); fill-opacity: .4 }
 .site { text-align: left; font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 13px }
 .bar { width: 180px }
-.bar i { display: block; height: 10px; border-radius: 3px; background: #2f6fb2; opacity: .7 }
-#tip { position: fixed; pointer-events: none; background: #1d242c; color: #fff; font-size: 13px; padding: 7px 10px;
-  border-radius: 6px; white-space: pre; font-family: ui-monospace, Menlo, Consolas, monospace }
+.bar i { display: block; height: 10px; border-radius: 3px; background: var(--blue); opacity: .7 }
+#tip { position: fixed; pointer-events: none; background: var(--ink); color: var(--page); font-size: 13px;
+  padding: 7px 10px; border-radius: 6px; white-space: pre; font-family: ui-monospace, Menlo, Consolas, monospace }
 """
 
 SCRIPT = """

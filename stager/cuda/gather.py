@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -186,6 +186,8 @@ class WindowGather:
         What windows are cast to, after any scaling.
     draws : Draws, optional
         Where samples are drawn by weight, see :class:`stager.samples.sampling.Draws`; copied to the device.
+    on_device : callable(table), optional
+        Gives the targets on the device; default: :func:`load`.
 
     Attributes
     ----------
@@ -201,6 +203,7 @@ class WindowGather:
         like: WindowGather | None = None,
         dtype: DType = "float32",
         draws: Any = None,
+        on_device: Callable[[npt.NDArray[Any]], Any] | None = None,
     ) -> None:
         device = rows.data.device_id
         self._kernels = kernels(device)
@@ -212,7 +215,7 @@ class WindowGather:
         self._host_y = index.y
         self._y: Any = like._y if like is not None and like._host_y is index.y else None
         if self._y is None and index.y is not None:
-            self._y = load(index.y, device, stall_timeout)
+            self._y = load(index.y, device, stall_timeout) if on_device is None else on_device(index.y)
         self._draws: Any = None if draws is None else load(draws.table, device, stall_timeout)
         bases = np.array([rows.data.ptr], np.uint64)
         tables = [load(table, device, stall_timeout) for table in (index.span_ids, index.span_rows, bases)]

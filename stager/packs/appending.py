@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stager.bars.arrange import Arranged
+from stager.bars.inspection import with_findings
 from stager.bars.interval import Interval
 from stager.bars.read import Bars, InputFile, ReadOptions, Source
 from stager.errors import BarsError, PackError
@@ -24,6 +25,7 @@ from stager.packs.manifest import MANIFEST, Column, Manifest, read_manifest, rea
 from stager.packs.overlap import Overlap, compare, first_and_last
 from stager.packs.packing import Progress, missing_in, read_bars, write_manifest
 from stager.packs.publish import partial_of, refusing, sync
+from stager.packs.seam import jumps_at_the_seam
 from stager.packs.segment import write_segment
 
 
@@ -75,7 +77,7 @@ def append(
         interval=read.interval or before.manifest.interval,
         adjustment=before.manifest.adjustment if read.adjustment == "unknown" else read.adjustment,
     )
-    bars = read_bars(source, options, progress)
+    bars = with_findings(read_bars(source, options, progress))
     with refusing(target), partial_of(target) as partial:
         _add(target, partial, bars, progress)
     return open_pack(target)
@@ -87,6 +89,7 @@ def _add(target: Path, partial: Path, bars: Bars, progress: Progress | None) -> 
     bars, notes = _fitted(pack, bars)
     overlap = compare(pack, bars)
     bars, notes = _new(bars, overlap), notes + overlap.notes()
+    notes += jumps_at_the_seam(pack, bars)
     manifest = _continued(pack.manifest, bars, overlap, notes)
     if not len(bars.arranged.times):
         write_manifest(partial, manifest)

@@ -16,13 +16,15 @@ from stager.bars.arrange import Conflict
 from stager.bars.inputs import take_inputs
 from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
-from stager.bars.read import conclude, conflicting, dropped_as
+from stager.bars.read import Came, conclude, conflicting
+from stager.bars.row_findings import Sorting
+from stager.bars.series_findings import no_bars
 from stager.bars.sheets import Sheets
 from stager.bars.sources import BarFile
 from stager.errors import BarsError
 from stager.packs import layout
 from stager.packs.manifest import FORMAT_VERSION, Column, Manifest, readable
-from stager.packs.placing import Placing, write_segment_of
+from stager.packs.placing import Looked, Placing, write_segment_of
 from stager.packs.scratch import Scratch
 from stager.packs.segment import Progress
 from stager.packs.usage import Budget, Usage
@@ -86,7 +88,7 @@ def make(
         merged = merge(taken, options)
         sheets, symbols = _in_order(scratch, merged.columns)
         if not symbols:
-            raise no_bars({"null price": sum(one.n_dropped for one in taken)})
+            raise nothing_packed({"null price": sum(one.n_dropped for one in taken)})
         placing = Placing.of(sheets, options.duplicates, budget.part_nbytes, budget.n_workers)
         nbytes = 8 * (1 + len(merged.names)) * int(sheets.counts.sum())
 
@@ -99,7 +101,9 @@ def make(
         except Conflict as conflict:
             path = taken[0].name if len(taken) == 1 else None
             raise conflicting(symbols[conflict.symbol], conflict.time, conflict.n_conflicts, path) from None
-        found = conclude(taken, merged, looked.times, symbols, options)
+        came = Came(list(scratch.symbols), scratch.rows(), isinstance(inputs, pa.Table))
+        sorting = _sorting(sheets, looked, symbols)
+        found = conclude(taken, merged, looked.times, symbols, sorting, came, options)
         segment, fingerprint, n_missing = write_segment_of(
             placing, folder / "segment-0", merged.names, symbols, looked, found.opens, target, progress
         )
@@ -118,22 +122,37 @@ def make(
         fingerprint=fingerprint,
         inputs=[replace(one, name=readable(one.name)) for one in found.inputs],
         decisions=list(merged.notes.decisions),
-        dropped=found.dropped | dropped_as(looked.n_duplicates, looked.n_conflicts),
+        dropped=found.dropped,
         warnings=list(merged.notes.warnings),
         segments=[segment],
         checksum="0" * 32,
     )
 
 
-def no_bars(dropped: dict[str, int]) -> BarsError:
+def nothing_packed(dropped: dict[str, int]) -> BarsError:
     """The error of input without a single bar."""
-    why = ", ".join(f"{n:,} rows dropped: {reason}" for reason, n in dropped.items() if n)
-    return BarsError(f"there is no bar in the input ({why or 'it has no rows'}); nothing was packed")
+    return BarsError(f"{no_bars(dropped)}; nothing was packed")
 
 
 def now() -> str:
     """The current time as manifests tell it."""
     return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+
+
+def _sorting(sheets: Sheets, looked: Looked, symbols: Sequence[str]) -> Sorting:
+    """What became of all rows when they were brought into order."""
+    n_backward, first = sheets.backward()
+    unordered = np.flatnonzero(n_backward).tolist()
+    return Sorting(
+        n_rows=int(looked.counts.sum()),
+        n_symbols=len(symbols),
+        n_duplicates=looked.n_duplicates,
+        n_conflicts=looked.n_conflicts,
+        conflict=None if looked.conflict is None else (symbols[looked.conflict[0]], looked.conflict[1]),
+        n_backward=int(n_backward.sum()),
+        unordered=[symbols[number] for number in unordered],
+        backward=(symbols[unordered[0]], int(first[unordered[0]])) if unordered else None,
+    )
 
 
 def _in_order(scratch: Scratch, columns: Sequence[Sequence[int]]) -> tuple[Sheets, tuple[str, ...]]:

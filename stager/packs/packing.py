@@ -21,7 +21,7 @@ from stager.packs import layout
 from stager.packs.fingerprints import fingerprint
 from stager.packs.held import contiguous
 from stager.packs.layout import Pack, open_pack
-from stager.packs.making import make, no_bars, now
+from stager.packs.making import make, nothing_packed, now
 from stager.packs.manifest import (
     FORMAT_VERSION,
     MANIFEST,
@@ -178,7 +178,7 @@ def read_bars(source: Source, options: ReadOptions, progress: Progress | None = 
     """`read`, refusing input without a single bar."""
     bars = read(source, options, progress=progress)
     if len(bars.arranged.times) == 0:
-        raise no_bars(bars.dropped)
+        raise nothing_packed(bars.dropped)
     return bars
 
 

@@ -39,6 +39,8 @@ class _Look:
     counts : ndarray of int64
         Rows of each of its symbols, identical ones once.
     n_duplicates, n_conflicts : int
+    conflict : (int, int) or None
+        The symbol's place among all, and the time, of the first row that differs from the one kept.
     steps : Steps
     lacks : set of int
         As :func:`stager.bars.settle.lacks_to_the_close`.
@@ -49,6 +51,7 @@ class _Look:
     counts: Int64
     n_duplicates: int
     n_conflicts: int
+    conflict: tuple[int, int] | None
     steps: Steps
     lacks: set[int]
     first: int
@@ -68,6 +71,8 @@ class Looked:
         Rows of each symbol, identical ones once.
     n_duplicates, n_conflicts : int
         Rows dropped that are identical to the one kept of their symbol and time, and that differ from it.
+    conflict : (int, int) or None
+        Place of the symbol, and time, of the first of the latter.
     span : (int, int)
         The least and the largest time.
     """
@@ -76,6 +81,7 @@ class Looked:
     counts: Int64
     n_duplicates: int
     n_conflicts: int
+    conflict: tuple[int, int] | None
     span: tuple[int, int]
 
 
@@ -134,8 +140,14 @@ class Placing:
         lacks = set.intersection(*(look.lacks for look in self._looks))
         times = SortedTimes(int(counts.sum()), self._looks[0].first, max(lacks, default=0), self._infer)
         span = min(look.low for look in self._looks), max(look.high for look in self._looks)
-        n_duplicates = sum(look.n_duplicates for look in self._looks)
-        return Looked(times, counts, n_duplicates, sum(look.n_conflicts for look in self._looks), span)
+        return Looked(
+            times,
+            counts,
+            sum(look.n_duplicates for look in self._looks),
+            sum(look.n_conflicts for look in self._looks),
+            min((look.conflict for look in self._looks if look.conflict is not None), default=None),
+            span,
+        )
 
     def write(
         self, files: SegmentFiles, opens: Opens, symbols: Sequence[str], counts: Int64, progress: Progress | None
@@ -198,6 +210,7 @@ class Placing:
             arranged.counts,
             arranged.n_duplicates,
             arranged.n_conflicts,
+            None if arranged.conflict is None else (part.first + arranged.conflict[0], arranged.conflict[1]),
             steps,
             lacks_to_the_close(times),
             int(times[0]),

@@ -2,7 +2,8 @@
 
 ``DIR.partial`` holds, beside the segment that is written last::
 
-    scratch          rows of inputs, sorted by (symbol, time): of each sheet the times, the columns, and the symbols
+    scratch          rows of inputs, sorted by (symbol, time): of each sheet the times, the columns, in what order the
+                     rows came, and the symbols
     journal.jsonl    what the rows are told by: options, then symbols and inputs as they were read, a line each
 
 An input is in the journal when all of its rows are in the scratch file. Going on after a kill trusts those whose size
@@ -15,7 +16,7 @@ import dataclasses
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -141,6 +142,15 @@ class Scratch:
         """The sheets of each input, in the order of its rows."""
         return [self._sheets[number] for number in sorted(self._sheets)]
 
+    def rows(self) -> list[Iterator[Piece]]:
+        """The rows of each input without columns, a sheet at a time; their codes count in ``symbols``."""
+
+        def of(sheets: Sequence[Sheet]) -> Iterator[Piece]:
+            for sheet in sheets:
+                yield Piece(sheet.numbers().astype(np.uint32), sheet.values.read(TIMES, 0, len(sheet)), ())
+
+        return [of(sheets) for sheets in self.sheets()]
+
     # The Keeper.
 
     def begin(self, number: int) -> None:
@@ -164,11 +174,11 @@ class Scratch:
             if fits and in_order:
                 sheets += [sheet_of(piece, numbers) for piece in some]
                 continue
-            piece = join_pieces(some) if in_order else sort_pieces(some)
+            piece, came = (join_pieces(some), None) if in_order else sort_pieces(some)
             if not is_sorted(piece):
-                piece = sort_pieces([piece])
+                piece, came = sort_pieces([piece])
             del some
-            sheet = sheet_of(piece, numbers)
+            sheet = sheet_of(piece, numbers, came)
             sheets.append(sheet if fits else self._store(sheet, len(piece.columns)))
         if not fits:
             # Arrow keeps what was freed for the next file, and others may need it first.
@@ -201,7 +211,7 @@ class Scratch:
     def _store(self, sheet: Sheet, n_columns: int) -> Sheet:
         """The same sheet in the scratch file."""
         n_rows, n_symbols = len(sheet), len(sheet.symbols)
-        nbytes = 8 * n_rows * (1 + n_columns) + 4 * n_symbols + 8 * (n_symbols + 1)
+        nbytes = _sheet_nbytes(n_rows, n_columns, n_symbols)
         with self._lock:
             self._check_disk(nbytes, n_columns)
             offset, self.scratch_nbytes = self.scratch_nbytes, self.scratch_nbytes + nbytes
@@ -209,6 +219,7 @@ class Scratch:
         at = offset
         for number in range(TIMES, n_columns):
             at = _write_all(descriptor, np.ascontiguousarray(sheet.values.read(number, 0, n_rows)), at)
+        at = _write_all(descriptor, sheet.came(), at)
         _write_all(descriptor, sheet.starts, _write_all(descriptor, sheet.symbols, at))
         return Sheet(sheet.symbols, sheet.starts, InFile(descriptor, offset, n_rows, n_columns))
 
@@ -280,7 +291,7 @@ class Scratch:
 
     def _load(self, offset: int, n_rows: int, n_columns: int, n_symbols: int) -> Sheet:
         symbols, starts = np.empty(n_symbols, np.int32), np.empty(n_symbols + 1, np.int64)
-        at = offset + 8 * n_rows * (1 + n_columns)
+        at = offset + 8 * n_rows * (1 + n_columns) + 32 * n_symbols
         read_all(self._scratch, symbols, at)
         read_all(self._scratch, starts, at + symbols.nbytes)
         return Sheet(symbols, starts, InFile(self._scratch, offset, n_rows, n_columns))
@@ -315,11 +326,16 @@ def check_left(folder: Path, options: ReadOptions) -> None:
         raise PackError(f"{scratch}: is cut or missing; {remedy}")
 
 
+def _sheet_nbytes(n_rows: int, n_columns: int, n_symbols: int) -> int:
+    """Times, columns, in what order the rows came, symbols, and their rows."""
+    return 8 * n_rows * (1 + n_columns) + 8 * 4 * n_symbols + 4 * n_symbols + 8 * (n_symbols + 1)
+
+
 def _end(lines: Sequence[_Begun | _Symbols | _Input]) -> int:
     """Where the rows end that a journal tells of."""
     return max(
         (
-            offset + 8 * n_rows * (1 + n_columns) + 12 * n_symbols + 8
+            offset + _sheet_nbytes(n_rows, n_columns, n_symbols)
             for line in lines
             if isinstance(line, _Input)
             for offset, n_rows, n_columns, n_symbols in line.sheets

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.gaps import session_numbers
 from stager.bars.threads import parallel
 from stager.packs.layout import Pack
 from stager.samples.sessions import Sessions
@@ -15,7 +16,6 @@ from stager.samples.sessions import Sessions
 IntArray = npt.NDArray[np.int64]
 
 _CHUNK_ROWS = 1 << 18
-_DAY = 86_400_000_000_000
 # Boundaries that no `max_gap` spans, in place of a number of missing bars; the greatest of several holds.
 NEW_SYMBOL = np.iinfo(np.int64).max
 JUMP = NEW_SYMBOL - 1  # a contract roll or a split: prices before and after don't compare
@@ -178,11 +178,3 @@ def decision_numbers(pack: Pack) -> Callable[[int, int], IntArray]:
         position = session_positions(pack)
         return lambda first, stop: position[first:stop]
     return lambda first, stop: interval.available(times[first:stop]) // interval.nanoseconds
-
-
-def session_numbers(times: IntArray, interval: str) -> IntArray:
-    """(n,) int64: number of the day, week (from Monday) or month that each stamp lies in."""
-    if interval.endswith("mo"):
-        return times.view("datetime64[ns]").astype("datetime64[M]").astype(np.int64)
-    days = times // _DAY
-    return (days + 3) // 7 if interval.endswith("w") else days

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from stager.bars.check_page import render
+from stager.bars.findings import Finding
+from stager.bars.inspection import check
 from stager.bars.read import ReadOptions, read
 
 FOLDER = os.environ.get("STAGER_REAL_DATA")
@@ -84,3 +87,37 @@ def test_real_file(name: str) -> None:
     assert (bars.interval.text, bars.timestamps) == (case.interval, case.timestamps)
     assert bars.dropped == {"null price": case.dropped, "duplicate": facts["duplicates"]}
     assert not any("high below" in text for text in bars.warnings)
+
+
+# Splits of Oracle, and what the unadjusted prices of a depositary receipt with hardly any trade show.
+JUMPS = {
+    "pyalgotrade_orcl_2000_quandl_daily.csv": [("2000-01-19", "1/2"), ("2000-10-13", "1/2")],
+    "yfinance_ssnlf_daily_neginf.csv": [
+        ("2001-08-07T04:00:00Z", "1/50"),
+        ("2004-12-30T05:00:00Z", "5/2"),
+        ("2010-10-11T04:00:00Z", "1/50"),
+        ("2012-05-10T04:00:00Z", "1/2"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_checks_of_a_real_file(name: str) -> None:
+    case, folder = CASES[name], Path(str(FOLDER))
+    facts = next(entry for entry in json.loads((folder / "index.json").read_text()) if entry["file"] == name)
+    found = check(folder / name, ReadOptions(**case.told))
+    by_check: dict[str, Finding] = {one.check: one for one in found.findings}
+    assert by_check["duplicates"].n == facts["duplicates"]
+    # The index counts steps back over all rows, newest first or not.
+    assert (by_check["order"].n > 0) == (facts["out_of_order"] > 0 or facts["file_order"] == "descending")
+    assert by_check["relation"].n == facts["ohlc_violations"]
+    assert by_check["signs"].severity == "fine"
+    assert by_check["grid"].severity == "fine"
+    assert by_check["unfinished"].severity != "warning"
+    report = found.report()
+    if not case.dropped:
+        assert sum(one.n_zero_volume for one in report.symbols) == (facts["zero_volume"] or 0)
+    assert [(jump.time, jump.near) for jump in report.jumps] == JUMPS.get(name, [])
+    if not found.bars.interval.is_session and facts["modal_step_s"] * 10**9 == found.bars.interval.nanoseconds:
+        assert report.n_gaps == facts["gaps_over_modal_step"]
+    assert len(render(found, name)) < 300_000

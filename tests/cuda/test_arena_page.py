@@ -1,21 +1,14 @@
-"""The timeline's page in a browser: no error, no request, charts drawn, the pointer answered.
+"""The timeline's page in a browser: no error, no request, charts drawn, the pointer answered."""
 
-Without Chromium these are skipped; ``STAGER_REQUIRE_BROWSER=1`` makes that a failure.
-"""
-
-import os
 import re
-import shutil
 import struct
-import subprocess
 
-import pytest
+from browser import browse
 
 from stager.cuda.arena_page import render
 from stager.cuda.timeline import End, Header, OverflowEvent, SiteRow, StepSpan, Stretch, Timeline
 
 MIB = 1 << 20
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 HOVER = """<script>
 const chart = document.querySelector("svg.chart"), box = chart.getBoundingClientRect();
@@ -36,20 +29,6 @@ def timeline():
         [SiteRow("train.py:41", 20_000, 3 << 30, MIB, 40 * MIB), SiteRow("<b>.py:7", 60_000, 1 << 30, 0, 9 * MIB)],
         End(2.0, 40, 300, 0, {"merges": 3, "misses": 812}),
     )
-
-
-def browse(page, tmp_path, *arguments):
-    if CHROMIUM is None:
-        if os.environ.get("STAGER_REQUIRE_BROWSER") == "1":
-            pytest.fail("STAGER_REQUIRE_BROWSER is set, and there is no Chromium")
-        pytest.skip("no Chromium")
-    path = tmp_path / "page.html"
-    path.write_text(page, encoding="utf-8")
-    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
-    command += [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1180,1300", *arguments, path.as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert "CONSOLE" not in done.stderr, done.stderr
-    return done.stdout
 
 
 def test_the_page_answers_the_pointer(tmp_path):
