@@ -136,11 +136,20 @@ def _take(
         [decode_table(source, options)] if isinstance(source, pa.Table) else decode(source, options, track, room_nbytes)
     )
     may_be_dates = dates
+    missing: ZoneMissing | None = None
     for each in decoded:
         if stopped.is_set():
             raise InterruptedError
-        taken, symbols, pieces = take(each, options, is_only=is_only, dates=may_be_dates)
-        del each
+        try:
+            taken, symbols, pieces = take(each, options, is_only=is_only, dates=may_be_dates)
+        except ZoneMissing as error:
+            if error.has_clock:
+                raise
+            # A later part may show a time that is no date.
+            missing = missing or error
+            continue
+        finally:
+            del each
         if any(part.is_dates for part in parts) and taken.n_rows and not taken.is_dates:
             # What looked like dates is not, and was handed on for nothing.
             return _take(source, number, options, keeper, track, is_only, False, room_nbytes, stopped)
@@ -148,6 +157,8 @@ def _take(
         keeper.keep(number, symbols, pieces)
         del pieces
         parts.append(taken)
+    if missing is not None:
+        raise missing
     whole = joined(parts)
     keeper.end(number, whole)
     return whole

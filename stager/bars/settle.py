@@ -38,7 +38,9 @@ class Notes:
 
 
 class ZoneMissing(BarsError):
-    """Wall-clock times need a zone, and none was told."""
+    """Wall-clock times need a zone, and none was told; ``has_clock`` tells whether one of them is not at 00:00."""
+
+    has_clock = True
 
 
 def localise(
@@ -128,7 +130,9 @@ def _localise(
         part = int(np.searchsorted(starts, times.first_clock_row, "right")) - 1
         value = times.parts[part][times.first_clock_row - starts[part]]
         error = one.error(no_zone(int(value)), times.first_clock_row, "time")
-        raise ZoneMissing(error.message, path=error.path, line=error.line, column=error.column)
+        missing = ZoneMissing(error.message, path=error.path, line=error.line, column=error.column)
+        missing.has_clock = not times.all_midnight
+        raise missing
     notes.decide("zone", zone.name, source)
     if zone.is_utc:
         return times.parts
