@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.cuts import Whole
 from stager.bars.gaps import session_numbers
 from stager.bars.interval import DAY, Interval
 from stager.bars.jumps import LEVEL_BARS, Jumps, find_jumps, usual_move
-from stager.bars.series import Counted, Stretches, count, not_positive, off_grid, zero_volume
+from stager.bars.series import STRETCH_BARS, Counted, Stretches, count, not_positive, off_grid, zero_volume
 
 Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
@@ -112,6 +113,15 @@ class Facts:
         long = (lengths > 2 * length) & (between == 0)
         return rows[long], times[long], lengths[long]
 
+    def without_short_stretches(self) -> Facts:
+        """The same without stretches that nothing is said of, unless another part may go on with them."""
+        if self.volume is None:
+            return self
+        rows, lengths = self.volume.rows, self.volume.lengths
+        some = (lengths >= STRETCH_BARS) | (rows == 0) | (rows + lengths == self.n_bars)
+        stretches = replace(self.volume, rows=rows[some], times=self.volume.times[some], lengths=lengths[some])
+        return replace(self, volume=stretches)
+
     def per_symbol(self, rows: Int64) -> Int64:
         """How many of some rows each symbol owns, ndarray of int64, shape (n_symbols,)."""
         return np.bincount(self.symbols_of(rows), minlength=len(self.symbols)).astype(np.int64)
@@ -127,6 +137,7 @@ def facts_of(
     interval: Interval,
     *,
     is_cut: bool = False,
+    whole: Whole | None = None,
 ) -> Facts:
     """Look at sorted bars.
 
@@ -143,8 +154,11 @@ def facts_of(
     interval : Interval
     is_cut : bool
         Whether its first or last symbol has bars in another part.
+    whole : Whole, optional
+        Of some bars of one symbol: what all of its bars tell. Without it, grid and usual move are judged by the part.
     """
-    off = off_grid(times, first_rows, counts, interval)
+    off = off_grid(times, first_rows, counts, interval, None if whole is None else whole.phase)
+    usual = None if whole is None else whole.usual
     last = first_rows + counts - 1
     low = not_positive(prices)
     negative = None if volume is None else volume < 0
@@ -159,12 +173,12 @@ def facts_of(
         last_is_off=np.zeros(len(symbols), np.bool_) if off is None else off[last],
         lowest=1.0 if low is None else min(float(price.min()) for price in prices),
         volume=None if volume is None else zero_volume(volume, prices, first_rows, times),
-        jumps=find_jumps(times, prices[0], prices[3], first_rows, counts),
+        jumps=find_jumps(times, prices[0], prices[3], first_rows, counts, usual=usual),
         breaks=_breaks(times, first_rows, interval),
         sessions=np.unique(session_numbers(times, interval.text)) if interval.is_session else np.empty(0, np.int64),
         edges=(
-            _edge(times, prices, 0, int(counts[0]), is_cut, at_end=False),
-            _edge(times, prices, int(first_rows[-1]), int(counts[-1]), is_cut, at_end=True),
+            _edge(times, prices, 0, int(counts[0]), is_cut, usual, at_end=False),
+            _edge(times, prices, int(first_rows[-1]), int(counts[-1]), is_cut, usual, at_end=True),
         ),
     )
 
@@ -245,9 +259,12 @@ def _breaks(times: Int64, first_rows: Int64, interval: Interval) -> Breaks:
     return Breaks(rows, times[rows], steps[rows])
 
 
-def _edge(times: Int64, prices: Sequence[Float64], first: int, n: int, is_cut: bool, *, at_end: bool) -> Edge:
+def _edge(
+    times: Int64, prices: Sequence[Float64], first: int, n: int, is_cut: bool, usual: float | None, *, at_end: bool
+) -> Edge:
     """The ends of a symbol's bars, which another part may go on with."""
-    usual = usual_move(prices[3][first : first + n]) if is_cut else 0.0
+    if usual is None:
+        usual = usual_move(prices[3][first : first + n]) if is_cut else 0.0
     few = min(n, 2 * LEVEL_BARS)
     rows = slice(first + n - few, first + n) if at_end else slice(first, first + few)
     return Edge(prices[0][rows].copy(), prices[3][rows].copy(), times[rows].copy(), usual)

@@ -28,7 +28,7 @@ _UNUSUAL = 5.0
 # The level before and after is the median of so many closes.
 LEVEL_BARS = 5
 # The largest moves of a symbol don't tell what is usual.
-_TRIMMED = 3
+TRIMMED = 3
 
 SPLIT, SCALE, SPIKE = 0, 1, 2
 
@@ -146,12 +146,17 @@ def _candidates(close: Float64, first_rows: Int64) -> Int64:
 def usual_move(close: Float64) -> float:
     """How far a symbol's price usually moves from bar to bar: the root of the mean square of logarithms, without the
     three largest."""
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        moves = np.abs(np.diff(np.log(close)))
-    moves = moves[np.isfinite(moves)]
-    if len(moves) <= _TRIMMED:
+    moves = moves_of(close)
+    if len(moves) <= TRIMMED:
         return 0.0
-    return float(np.sqrt(np.mean(np.square(np.partition(moves, len(moves) - _TRIMMED)[:-_TRIMMED]))))
+    return float(np.sqrt(np.mean(np.square(np.partition(moves, len(moves) - TRIMMED)[:-TRIMMED]))))
+
+
+def moves_of(close: Float64) -> Float64:
+    """Absolute differences of the logarithms of consecutive closes, where both are above zero."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        moves: Float64 = np.abs(np.diff(np.log(close)))
+    return moves[np.isfinite(moves)]
 
 
 def _usual(close: Float64, first_rows: Int64, counts: Int64, symbols: Int64) -> Float64:

@@ -16,6 +16,8 @@ Int64 = npt.NDArray[np.int64]
 Float64 = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
+# A shorter stretch without volume is an ordinary quiet moment.
+STRETCH_BARS = 10
 _SPAN_ROWS = 1 << 18
 # Summer time moves a local grid by an hour.
 _HOUR = 3600 * 10**9
@@ -63,10 +65,24 @@ class Stretches:
     lengths: Int64
 
 
-def off_grid(times: Int64, first_rows: Int64, counts: Int64, interval: Interval) -> Mask | None:
+def grid_step(interval: Interval) -> int:
+    """Nanoseconds between the lines of a grid; of intervals of several hours, whole hours are the grid, since local
+    times shift with summer time. Of months it says nothing."""
+    return math.gcd(interval.nanoseconds, _HOUR)
+
+
+def off_grid(
+    times: Int64, first_rows: Int64, counts: Int64, interval: Interval, phase: int | None = None
+) -> Mask | None:
     """Where a bar's open does not lie on the grid of its symbol: the most frequent remainder by the interval.
 
-    Of intervals of several hours, whole hours are the grid, since local times shift with summer time.
+    Parameters
+    ----------
+    times : ndarray of int64, shape (n_rows,)
+    first_rows, counts : ndarray of int64, shape (n_symbols,)
+    interval : Interval
+    phase : int, optional
+        That remainder, where these are not all bars of the only symbol.
 
     Returns
     -------
@@ -75,7 +91,10 @@ def off_grid(times: Int64, first_rows: Int64, counts: Int64, interval: Interval)
     """
     if interval.months or not len(times):
         return None
-    step = math.gcd(interval.nanoseconds, _HOUR)
+    step = grid_step(interval)
+    if phase is not None:
+        away = times % step != phase
+        return away if away.any() else None
     phases_differ = np.zeros(len(first_rows), np.bool_)
 
     def look(first: int) -> None:

@@ -12,13 +12,11 @@ from stager.bars.findings import Finding, Place, Severity, counted, named, share
 from stager.bars.gaps import Gaps
 from stager.bars.interval import DAY
 from stager.bars.jumps import describe
-from stager.bars.series import Counted
+from stager.bars.series import STRETCH_BARS, Counted
 from stager.bars.settle import Timestamps
 
 Int64 = npt.NDArray[np.int64]
 
-# A shorter stretch without volume is an ordinary quiet moment.
-_STRETCH_BARS = 10
 _LENGTHS = 3
 # Weeks of holidays are shorter.
 _LONG_BREAK = 14 * DAY
@@ -125,7 +123,7 @@ class _Words:
             text = "there is no volume" if found is None else "no bar has a volume of 0"
             return Finding(check="volume", severity="fine", text=text, n_of=self.n_bars)
         silent = found.zero.of_symbols == facts.counts
-        long = np.flatnonzero((found.lengths >= _STRETCH_BARS) & ~silent[facts.symbols_of(found.rows)])
+        long = np.flatnonzero((found.lengths >= STRETCH_BARS) & ~silent[facts.symbols_of(found.rows)])
         text = f"{share(found.zero.n, self.n_bars)} have a volume of 0"
         if silent.any():
             text += f"; every bar of {self._named(np.flatnonzero(silent))}"
@@ -135,7 +133,7 @@ class _Words:
             places = [self._place(int(found.rows[longest]), int(found.times[longest]))]
             stretches = f"{len(long):,} stretch" + ("" if len(long) == 1 else "es")
             text += (
-                f"; {stretches} of {_STRETCH_BARS} or more in a row, the longest of {found.lengths[longest]:,} from "
+                f"; {stretches} of {STRETCH_BARS} or more in a row, the longest of {found.lengths[longest]:,} from "
                 f"{places[0].words}"
             )
         if found.flat:

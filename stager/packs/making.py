@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from stager.bars.arrange import Conflict
 from stager.bars.inputs import take_inputs
+from stager.bars.inspection import warnings_of
 from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
 from stager.bars.read import Came, conclude, conflicting
@@ -104,7 +105,7 @@ def make(
         came = Came(list(scratch.symbols), scratch.rows(), isinstance(inputs, pa.Table))
         sorting = _sorting(sheets, looked, symbols)
         found = conclude(taken, merged, looked.times, symbols, sorting, came, options)
-        segment, fingerprint, n_missing = write_segment_of(
+        segment, written = write_segment_of(
             placing, folder / "segment-0", merged.names, symbols, looked, found.opens, target, progress
         )
     assert found.opens.interval is not None  # there are rows
@@ -112,18 +113,20 @@ def make(
         format_version=FORMAT_VERSION,
         stager_version=__version__,
         created=now(),
-        columns=[Column(name, layout.role_of(name), n) for name, n in zip(merged.names, n_missing, strict=True)],
+        columns=[
+            Column(name, layout.role_of(name), n) for name, n in zip(merged.names, written.n_missing, strict=True)
+        ],
         interval=found.opens.interval.text,
         timestamps=found.opens.timestamps,
         adjustment=found.adjustment,
         span=layout.span_of(*found.opens.of(np.array(looked.span)).tolist()),
         n_rows=segment.n_rows,
         n_symbols=len(symbols),
-        fingerprint=fingerprint,
+        fingerprint=written.fingerprint,
         inputs=[replace(one, name=readable(one.name)) for one in found.inputs],
         decisions=list(merged.notes.decisions),
         dropped=found.dropped,
-        warnings=list(merged.notes.warnings),
+        warnings=[*merged.notes.warnings, *warnings_of(written.facts, found.opens.timestamps)],
         segments=[segment],
         checksum="0" * 32,
     )

@@ -13,8 +13,10 @@ import numpy.typing as npt
 
 from stager.bars.arrange import Conflict
 from stager.bars.checks import all_finite
+from stager.bars.cuts import Share, Whole, whole_of
+from stager.bars.facts import Facts, facts_of, join
 from stager.bars.interval import Interval, Steps
-from stager.bars.options import Duplicates
+from stager.bars.options import PRICES, Duplicates
 from stager.bars.settle import Opens, SortedTimes, lacks_to_the_close
 from stager.bars.sheets import Part, Sheets
 from stager.packs.fingerprints import digest, of_digests
@@ -22,12 +24,14 @@ from stager.packs.manifest import Segment
 from stager.packs.segment import Progress, SegmentFiles
 
 Int64 = npt.NDArray[np.int64]
+Float64 = npt.NDArray[np.float64]
 T = TypeVar("T")
 R = TypeVar("R")
 
 # Parts of more rows leave the processor's cache; from a file, those of fewer are read in too small pieces.
 _MOST_ROWS, _MOST_STORED_ROWS = 1 << 17, 1 << 20
 _CHUNK_ROWS = 1 << 18
+_CLOSE = PRICES.index("close")
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,34 @@ class Looked:
     n_conflicts: int
     conflict: tuple[int, int] | None
     span: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written.
+
+    Attributes
+    ----------
+    fingerprint : str
+    n_missing : list of int
+        Values of each column that are NaN or infinite.
+    facts : Facts
+        What all bars show, without short stretches that have no volume.
+    """
+
+    fingerprint: str
+    n_missing: list[int]
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a part adds to that: facts, or of a symbol that is cut its share of what all of its bars tell."""
+
+    digests: list[bytes]
+    n_missing: list[int]
+    facts: Facts | None
+    share: Share | None
 
 
 @dataclass
@@ -151,14 +183,8 @@ class Placing:
 
     def write(
         self, files: SegmentFiles, opens: Opens, symbols: Sequence[str], counts: Int64, progress: Progress | None
-    ) -> tuple[str, list[int]]:
-        """Write all rows.
-
-        Returns
-        -------
-        fingerprint : str
-        n_missing : list of int
-            Values of each column that are NaN or infinite.
+    ) -> Written:
+        """Write all rows, and look at them.
 
         Raises
         ------
@@ -167,39 +193,61 @@ class Placing:
         """
         starts = np.cumsum([0, *(int(look.counts.sum()) for look in self._looks)])
         first_rows = {part: int(start) for part, start in zip(self.parts, starts, strict=False)}
+        n_rows = {part: int(n) for part, n in zip(self.parts, np.diff(starts), strict=True)}
         n_bytes = 4 * self.sheets.n_columns * int(starts[-1])
+        assert opens.interval is not None  # there are rows
+        interval = opens.interval
 
-        def one(part: Part) -> tuple[list[bytes], list[int]]:
+        def one(part: Part) -> _Part:
             arranged = self.sheets.arrange(part, self.duplicates)
             times, columns = opens.of(arranged.times), arranged.columns
             numbers = np.repeat(np.arange(part.first, part.last, dtype=np.int32), arranged.counts)
             files.put(first_rows[part], numbers, times, columns)
             missing = [0 if all_finite(column) else int((~np.isfinite(column)).sum()) for column in columns]
             if part.is_cut:
-                return [], missing
+                return _Part([], missing, None, Share.of(times, columns[_CLOSE], interval))
             rows = [slice(first, first + n) for first, n in zip(arranged.first_rows, arranged.counts, strict=True)]
             digests = [
                 digest(symbol, ([column[some]] for column in (times, *columns)))
                 for symbol, some in zip(symbols[part.first : part.last], rows, strict=True)
             ]
-            return digests, missing
+            facts = _facts(files.names, symbols[part.first : part.last], times, columns, interval, arranged.counts)
+            return _Part(digests, missing, facts, None)
 
         def tell(done: int, total: int) -> None:
             if progress:
                 progress("write", n_bytes * done // total, n_bytes)
 
         written = self._over(one, tell)
-        n_missing = [sum(each) for each in zip(*(missing for _, missing in written), strict=True)]
+        n_missing = [sum(each) for each in zip(*(each.n_missing for each in written), strict=True)]
         all_first = np.cumsum(counts) - counts
         digests: list[bytes] = []
         cut = -1
-        for part, (some, _) in zip(self.parts, written, strict=True):
+        for part, each in zip(self.parts, written, strict=True):
+            some = each.digests
             if part.is_cut and part.first != cut:
                 cut = part.first
                 first, stop = int(all_first[part.first]), int(all_first[part.first] + counts[part.first])
                 some = [digest(symbols[part.first], _columns(files, first, stop))]
             digests += some
-        return of_digests(["time", *files.names], digests), n_missing
+        shares: dict[int, list[Share]] = {}
+        for part, each in zip(self.parts, written, strict=True):
+            if each.share is not None:
+                shares.setdefault(part.first, []).append(each.share)
+        of_all = {symbol: whole_of(some) for symbol, some in shares.items()}
+        found = {part: each.facts for part, each in zip(self.parts, written, strict=True)}
+
+        def look(part: Part) -> Facts:
+            facts = found[part]
+            if facts is None:
+                # By what all bars of the symbol tell, which is known now.
+                times, columns = _read_again(files, first_rows[part], n_rows[part])
+                name, count = [symbols[part.first]], np.array([len(times)])
+                facts = _facts(files.names, name, times, columns, interval, count, of_all[part.first])
+            return facts
+
+        facts = join(self._over(look, lambda done, total: None))
+        return Written(of_digests(["time", *files.names], digests), n_missing, facts)
 
     def _look(self, part: Part, usual: int | None = None) -> _Look:
         arranged = self.sheets.arrange(part, self.duplicates)
@@ -266,6 +314,39 @@ class Placing:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _facts(
+    names: Sequence[str],
+    symbols: Sequence[str],
+    times: Int64,
+    columns: Sequence[Float64],
+    interval: Interval,
+    counts: Int64,
+    whole: Whole | None = None,
+) -> Facts:
+    """What some rows show; of rows of a symbol that is cut, by what all of its rows tell."""
+    facts = facts_of(
+        symbols,
+        times,
+        columns[: len(PRICES)],
+        columns[names.index("volume")] if "volume" in names else None,
+        np.cumsum(counts) - counts,
+        counts,
+        interval,
+        is_cut=whole is not None,
+        whole=whole,
+    )
+    return facts.without_short_stretches()
+
+
+def _read_again(files: SegmentFiles, first: int, n_rows: int) -> tuple[Int64, list[Float64]]:
+    """Times, prices and volume of some rows that were written."""
+    n_columns = len(PRICES) + ("volume" in files.names)
+    times, columns = np.empty(n_rows, np.int64), [np.empty(n_rows, np.float64) for _ in range(n_columns)]
+    for number, values in enumerate((times, *columns)):
+        files.column(number, first, values)
+    return times, columns
+
+
 def _columns(files: SegmentFiles, first: int, stop: int) -> Iterator[Iterator[npt.NDArray[np.int64 | np.float64]]]:
     """Times and columns of one symbol that were written, each in pieces."""
 
@@ -288,8 +369,8 @@ def write_segment_of(
     opens: Opens,
     target: Path,
     progress: Progress | None,
-) -> tuple[Segment, str, list[int]]:
-    """Write all rows as the segment `folder`, synced; with fingerprint and missing values as :meth:`Placing.write`."""
+) -> tuple[Segment, Written]:
+    """Write all rows as the segment `folder`, synced."""
     with SegmentFiles(folder, names, symbols, looked.counts, target) as files:
-        fingerprint, n_missing = placing.write(files, opens, symbols, looked.counts, progress)
-        return files.finish(progress), fingerprint, n_missing
+        written = placing.write(files, opens, symbols, looked.counts, progress)
+        return files.finish(progress), written

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 
 from stager.bars import columns as bar_columns
 from stager.bars import decode_arrow, decode_csv, text_parts
+from stager.bars.inspection import check, with_findings
 from stager.bars.read import ReadOptions
 from stager.errors import PackError, StagerError
 from stager.packs import packing, placing, scratch, usage
@@ -68,7 +69,7 @@ def outcome(function: Any, path: Path) -> dict[str, Any] | str:
 
 def in_memory(files: Sequence[Path], options: ReadOptions, path: Path) -> dict[str, Any] | str:
     """The same by way of all bars as one table in memory."""
-    return outcome(lambda path: packing.write(packing.read_bars(files, options), path, False), path)
+    return outcome(lambda path: packing.write(with_findings(packing.read_bars(files, options)), path, False), path)
 
 
 FORMS = ("utc", "local", "seconds", "session")
@@ -281,3 +282,46 @@ def test_first_and_last_count_files_in_their_order(tmp_path: Path, duplicates: s
     with tiny():
         found = pack(sorted(tmp_path.glob("*.csv")), tmp_path / "x", read=ReadOptions(duplicates=duplicates))  # type: ignore[arg-type]
     assert set(found.column("close")) == {5.0 if duplicates == "first" else 7.0}
+
+
+@pytest.mark.parametrize(("held", "part"), [(0, 1), (0, 900), (5000, 4000), (1 << 40, 1 << 30)])
+def test_what_is_wrong_is_told_as_of_bars_in_memory(tmp_path: Path, held: int, part: int) -> None:
+    """Every fault that `stager check` warns of, in files in parts and symbols that are cut."""
+    for number in range(3):
+        steps = list(range(60 * number, 60 * number + 60))
+        table = bar_table({"A": steps[::-1], "BIG": [*steps, 5], "C": steps[:40]})
+        n = table.num_rows
+        close = 100 + np.arange(n) % 5 + np.where(np.arange(n) > 90, 200.0, 0) + number
+        open_, high, low, volume = close + 0.0, close + 1, close - 1, np.full(n, 9.0)
+        volume[10:30], volume[70:75], volume[100] = 0, 0, -1
+        high[66] -= 2
+        low[[3, 80]] = -5
+        times = table["time"].cast(pa.int64()).to_numpy().copy()
+        times[[62, 77]] += 1_000_000_000
+        if number == 1:
+            high, low = low, high
+        if number == 2:
+            # In the future.
+            times[-1] = 4_102_444_800 * 10**9
+        names = ("open", "high", "low", "close", "volume")
+        for name, values in zip(names, (open_, high, low, close, volume), strict=True):
+            table = table.set_column(table.column_names.index(name), name, pa.array(values))
+        stamps = pa.array(times).cast(pa.timestamp("ns", "UTC"))
+        table = table.set_column(table.column_names.index("time"), "time", stamps)
+        (tmp_path / f"{number}.csv").write_text(csv_text(table))
+    files = sorted(tmp_path.glob("*.csv"))
+    read = ReadOptions(duplicates="last", interval="1min", allow_years=(1980, 2200))
+    expected = in_memory(files, read, tmp_path / "memory.pack")
+    assert not isinstance(expected, str)
+    shown = [one.sentence for one in check(files, read).findings if one.severity == "warning"]
+    for room in (1 << 40, 600):
+        with tiny(room=room, held=held, part=part):
+            found = outcome(lambda path: pack(files, path, read=read, overwrite=True), tmp_path / f"{room}.pack")
+        assert found == expected
+        assert sorted(found["warnings"]) == sorted(shown)
+    for word in ("differed from another", "swapped", "in the future", "off the grid", "zero or below", "in a row"):
+        assert any(word in text for text in shown), word
+    assert any("volume below 0" in text for text in shown)
+    assert any("jumps of price" in text for text in shown)
+    (order,) = (one for one in expected["decisions"] if one["what"] == "order")
+    assert "of A, BIG came after a later one (out of order)" in order["source"]
