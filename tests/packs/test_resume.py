@@ -9,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
-from bars_fixtures import bar_table, csv_text
+from bars_fixtures import MINUTE, START, bar_table, csv_text
 
+from stager.bars.inspection import check
 from stager.bars.read import ReadOptions
 from stager.errors import NotAPackError, PackError, PackExistsError
 from stager.packs import scratch as scratch_module
@@ -94,6 +96,30 @@ def test_killed_in_any_phase_it_goes_on(
     assert verify(target) == []
     assert sorted(os.listdir(target)) == ["manifest.json", "segment-0"]
     assert not partial(target).exists()
+
+
+def test_what_was_found_in_inputs_that_are_kept_is_told(
+    tmp_path: Path, days: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Order, relation of prices, and bars that had not closed when their file was written."""
+    target = tmp_path / "x.pack"
+    low = np.arange(40) + np.where(np.arange(40) == 7, 5.0, -1.0)
+    steps = range(1440 * N_FILES, 1440 * N_FILES + 40)
+    table = bar_table({"D": steps[::-1]}, open=range(40), high=range(1, 41), low=low, close=range(40))
+    (days / "wrong.csv").write_text(csv_text(table))
+    os.utime(days / "wrong.csv", ns=(START + steps[-1] * MINUTE,) * 2)
+    kill_in("sort", days, target)
+    small(monkeypatch)
+    usage = Usage()
+    found = pack(days, target, resume=True, usage=usage).manifest
+    assert usage.n_kept == N_FILES + 1
+    expected = check(days)
+    shown = [one.sentence for one in expected.findings if one.severity == "warning"]
+    assert sorted(found.warnings) == sorted(shown)
+    for word in ("low above open in 1", "first D at 2024-01-07 00:32Z", "had not closed when the file was written"):
+        assert any(word in text for text in shown), word
+    assert found.decisions == list(expected.bars.decisions)
+    assert any(one.what == "order" and "39 rows of D" in one.source for one in found.decisions)
 
 
 def test_killed_twice_it_still_goes_on(tmp_path: Path, days: Path, monkeypatch: pytest.MonkeyPatch) -> None:
