@@ -180,7 +180,7 @@ def test_kernels_are_compiled_once_a_device(fake, monkeypatch):
 
 
 def test_the_parameters_mirror_the_structs():
-    """Those of order.cu and gather.cu by the rules of C: a field lies at a multiple of its size."""
+    """Those of the kernels by the rules of C: a field lies at a multiple of its size."""
     sizes = {"<i8": 8, "<u8": 8, "<f8": 8, "<i4": 4, "<u4": 4}
     for table in (
         order.NETWORK,
