@@ -30,7 +30,7 @@ demo: setup  ## make bars up, pack them, and train on them
 	$(PY) examples/train.py demo/bars.pack
 
 test: setup  ## run the tests (those that need a GPU are skipped without one)
-	$(PY) -m pytest -q -m "not wheel"
+	$(PY) -m pytest -q -m "not wheel and not service"
 
 # A missing browser or S3 server fails here, and is only told by `make test`.
 check: export STAGER_REQUIRE_BROWSER = 1

@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import errno
+from importlib import import_module
 from typing import Any
 
 import click
 
-from stager.cli.arena_report import arena_report
-from stager.cli.bench import bench
-from stager.cli.check import check
-from stager.cli.compact import compact
-from stager.cli.formats import formats
-from stager.cli.info import info
-from stager.cli.leaktest import leaktest
 from stager.cli.output import fail
-from stager.cli.pack import pack
-from stager.cli.plan import plan
-from stager.cli.serve import release, serve, stage
-from stager.cli.smoke import smoke
-from stager.cli.top import top
-from stager.cli.verify import verify
 from stager.errors import StagerError
 from stager.version import __version__
+
+# Each in a module of its own name, but for two; imported when it is run, so that none waits for what others need.
+_COMMANDS = (
+    "arena-report", "bench", "check", "compact", "formats", "info", "leaktest", "pack", "plan", "release", "serve",
+    "smoke", "stage", "top", "verify",
+)  # fmt: skip
+_MODULES = {"release": "serve", "stage": "serve"}
 
 
 class _Group(click.Group):
     """A group whose commands end with one clear line and exit code 1 on a StagerError."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        name = cmd_name.replace("-", "_")
+        command: click.Command = getattr(import_module(f"stager.cli.{_MODULES.get(name, name)}"), name)
+        # Also where a command is called by itself: Click keeps the help option that it made first.
+        command.context_settings = self.context_settings
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -45,12 +52,3 @@ class _Group(click.Group):
 @click.version_option(__version__, prog_name="stager")
 def main() -> None:
     """Stage market bars on the GPU once; train at memory speed."""
-
-
-for _command in (
-    arena_report, bench, check, compact, formats, info, leaktest, pack, plan, release, serve, smoke, stage, top,
-    verify,
-):  # fmt: skip
-    # Also where a command is called by itself: Click keeps the help option that it made first.
-    _command.context_settings = main.context_settings
-    main.add_command(_command)

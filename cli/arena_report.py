@@ -14,7 +14,7 @@ from stager.cuda.timeline import read_timeline
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The page to write [FILE with .html].")
 def arena_report(file: Path, output: Path | None) -> None:
-    """Turn the timeline FILE of `arena.record()` into one HTML page."""
+    """Turn a timeline of `arena.record()` into one HTML page."""
     page = render(read_timeline(file), file.name)
     output = file.with_suffix(".html") if output is None else output
     if output.resolve() == file.resolve():

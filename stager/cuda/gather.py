@@ -21,7 +21,7 @@ from stager.errors import DeviceError
 
 DType = Literal["float32", "float16", "bfloat16"]
 
-# Mirror structs of gather.cu.
+# Mirror structs of gather.cu and serve.cu.
 COLUMN = np.dtype(
     [("source", "<i4"), ("method", "<i4"), ("close", "<i4"), ("padding", "<i4"), ("mean", "<f8"), ("deviation", "<f8")]
 )
@@ -64,7 +64,7 @@ _kernels: dict[int, dict[str, Any]] = {}
 def kernel_source() -> str:
     """The text that NVRTC compiles."""
     here = Path(__file__)
-    return "\n".join(here.with_name(name).read_text(encoding="utf-8") for name in ("order.cu", "gather.cu"))
+    return "\n".join(here.with_name(name).read_text(encoding="utf-8") for name in ("order.cu", "gather.cu", "serve.cu"))
 
 
 def kernels(device: int) -> dict[str, Any]:

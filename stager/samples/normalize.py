@@ -21,7 +21,7 @@ Fitted: TypeAlias = npt.NDArray[np.float64]
 
 _CHUNK_ROWS = 1 << 18
 
-# Numbers of the methods, the same in gather.cu.
+# Numbers of the methods, the same in serve.cu.
 NONE, LAST, LOG1P, ZSCORE, FITTED = range(5)
 _NUMBERS = {"none": NONE, "last": LAST, "log1p": LOG1P, "zscore": ZSCORE}
 
@@ -133,7 +133,7 @@ def fit(rows: FloatArray, chosen: npt.NDArray[np.int64], columns: npt.NDArray[np
 
 
 def apply(x: FloatArray, methods: npt.NDArray[np.int32], last_close: FloatArray, fitted: Fitted | None = None) -> None:
-    """Scale windows in place, in float64, in the order of operations of gather.cu.
+    """Scale windows in place, in float64, in the order of operations of serve.cu.
 
     Parameters
     ----------

@@ -88,7 +88,7 @@ def test_bars_come_back(tmp_path: Path, table: pa.Table, random: object) -> None
         shuffled,
         halves,
     ):
-        bars = read(source, ReadOptions(interval="1min"))
+        bars = read(source, ReadOptions(interval="1min", label="open"))
         assert bars.symbols == tuple(sorted(set(expected["symbol"].to_pylist())))
         assert bars.table["symbol"].to_pylist() == expected["symbol"].to_pylist()
         assert bars.table["time"].combine_chunks().equals(expected["time"].combine_chunks())

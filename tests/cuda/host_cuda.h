@@ -1,4 +1,4 @@
-// What order.cu and gather.cu need of CUDA, for a compiler of plain C++: one thread runs at a time, whose place the test sets.
+// What the kernels need of CUDA, for a compiler of plain C++: one thread runs at a time, whose place the test sets.
 #include <cmath>
 #include <cstring>
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 
-import numpy as np
 import pytest
 
 cupy = pytest.importorskip("cupy")
@@ -180,10 +179,23 @@ def test_kernels_are_compiled_once_a_device(fake, monkeypatch):
     assert 'extern "C" __global__ void resolve' in made[0]["code"]
 
 
-def test_the_parameters_mirror_the_struct():
-    """Offsets of struct Order in order.cu, by the rules of C: 8-byte integers lie at multiples of 8."""
-    offsets = {name: field[1] for name, field in order.ORDER.fields.items()}
-    assert (offsets["n"], offsets["left_size"], offsets["right_size"], offsets["n_rounds"]) == (0, 8, 12, 16)
-    assert offsets["keys"] == 20
-    assert order.ORDER.itemsize == 152
-    assert order.ORDER["keys"].subdtype == (np.dtype("<u4"), (32,))
+def test_the_parameters_mirror_the_structs():
+    """Those of the kernels by the rules of C: a field lies at a multiple of its size."""
+    sizes = {"<i8": 8, "<u8": 8, "<f8": 8, "<i4": 4, "<u4": 4}
+    for table in (
+        order.NETWORK,
+        order.ORDER,
+        gather.COLUMN,
+        gather.WINDOWS,
+        gather.CURSOR,
+        gather.SAMPLES,
+        gather.NEXT,
+    ):
+        for name, (kind, offset, *_) in table.fields.items():
+            base = kind.base
+            assert offset % (8 if base.fields else sizes[base.str]) == 0, name
+        assert table.itemsize % 8 == 0
+        ends = [offset + kind.itemsize for kind, offset, *_ in table.fields.values()]
+        assert sorted(ends)[-1] == table.itemsize, "no hidden bytes at the end"
+    assert order.NETWORK.itemsize == 152
+    assert order.ORDER.itemsize == 552

@@ -1,4 +1,4 @@
-"""The kernels of gather.cu as plain C++, thread after thread, against NumPy: no GPU is needed."""
+"""The kernels as plain C++, thread after thread, against NumPy: no GPU is needed."""
 
 from __future__ import annotations
 

@@ -643,3 +643,24 @@ def test_a_target_is_not_changed() -> None:
         Target(horizon=1).horizon = 2  # type: ignore[misc]
     assert Target(horizon=1) == Target("close", horizon=1, delay=1, kind="return")
     assert MINUTE * 60 * 24 == DAY
+
+
+@settings(deadline=None)
+@given(
+    lengths=st.lists(st.sampled_from([1, 1, 1, 2, 3, 9, 1000]), min_size=1, max_size=300),
+    seed=st.integers(0, 9),
+)
+def test_rows_of_many_samples_are_those_of_each(lengths, seed):
+    """Of short and long spans in any order, and of rows in any order, as samples numbered by time have them."""
+    rng = np.random.default_rng(seed)
+    starts = np.cumsum([0, *(length + 2 for length in lengths)])[:-1]
+    mixed = rng.permutation(len(lengths))
+    lengths = np.array(lengths)[mixed]
+    span_ids = np.concatenate([[0], np.cumsum(lengths)])
+    index = build_index(memory_pack({"A": range(8)}), 1, None, Select())
+    index = dataclasses.replace(index, span_rows=starts[mixed], span_ids=span_ids)
+    right = np.concatenate([np.arange(first, first + n) for first, n in zip(starts[mixed], lengths, strict=True)])
+    ids = rng.integers(0, index.n_samples, 500)
+    np.testing.assert_array_equal(index.rows(ids), right[ids])
+    np.testing.assert_array_equal(index.rows(np.arange(index.n_samples)), right)
+    np.testing.assert_array_equal(index.rows(ids[:7]), right[ids[:7]])
