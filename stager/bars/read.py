@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, TypeAlias, cast
@@ -13,20 +13,18 @@ import pyarrow as pa
 
 from stager.bars.arrange import Arranged, Conflict, arrange, code_type
 from stager.bars.checks import Piece, all_finite
-from stager.bars.clock import time_text
 from stager.bars.columns import to_float32
+from stager.bars.concluding import Came, InputFile, conclude, conflicting
 from stager.bars.detect import Decision
 from stager.bars.findings import Finding
 from stager.bars.inputs import Progress, Source, find_inputs, take_inputs
 from stager.bars.interval import Interval
-from stager.bars.merge import Merged, merge
+from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
-from stager.bars.row_findings import InputRelation, Sorting, duplicates_found, order_found, relation_found
-from stager.bars.settle import Opens, SortedTimes, Timestamps, settle_adjustment, settle_interval, settle_label
+from stager.bars.row_findings import Sorting
+from stager.bars.settle import SortedTimes, Timestamps
 from stager.bars.taken import Taken
 from stager.bars.threads import parallel
-from stager.bars.unfinished import unfinished
-from stager.errors import BarsError
 
 __all__ = ["Bars", "Decision", "InputFile", "Interval", "ReadOptions", "Source", "read"]
 
@@ -34,28 +32,6 @@ __all__ = ["Bars", "Decision", "InputFile", "Interval", "ReadOptions", "Source",
 _Pieces: TypeAlias = tuple[tuple[str, ...], list[Piece]]
 _DEFAULTS = ReadOptions()
 Int64 = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class InputFile:
-    """One input that was read.
-
-    Attributes
-    ----------
-    name : str
-        Path or URI as given; ``"table"`` for a table.
-    size_nbytes : int
-        Size on disk (of a table: in memory).
-    n_rows : int
-        Rows in it.
-    n_dropped : int
-        Rows of it without a price, which are no bars.
-    """
-
-    name: str
-    size_nbytes: int
-    n_rows: int
-    n_dropped: int
 
 
 @dataclass(frozen=True)
@@ -204,103 +180,6 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
         warnings=tuple(merged.notes.warnings),
         empty=tuple(merged.empty),
         findings=found.findings,
-    )
-
-
-@dataclass(frozen=True)
-class Came:
-    """Rows as they came, before any was dropped.
-
-    Attributes
-    ----------
-    symbols : sequence of str
-        What codes of the pieces count in.
-    inputs : sequence of iterable of Piece
-        The rows of each input.
-    is_table : bool
-        Whether the input is a table, which was never written.
-    """
-
-    symbols: Sequence[str]
-    inputs: Sequence[Iterable[Piece]]
-    is_table: bool
-
-
-@dataclass(frozen=True)
-class Settled:
-    """What all inputs mean, when their rows are in order, and what was found in the rows."""
-
-    opens: Opens
-    adjustment: Literal["raw", "split", "total", "unknown"]
-    inputs: list[InputFile]
-    dropped: dict[str, int]
-    findings: tuple[Finding, ...]
-
-
-def conclude(
-    taken: Sequence[Taken],
-    merged: Merged,
-    times: SortedTimes,
-    symbols: Sequence[str],
-    sorting: Sorting,
-    came: Came,
-    options: ReadOptions,
-) -> Settled:
-    """Interval, label, adjustment and warnings, noted in ``merged``; and where the rows came from.
-
-    Parameters
-    ----------
-    taken : sequence of Taken
-    merged : Merged
-    times : SortedTimes
-    symbols : sequence of str
-        Those that have a row, sorted.
-    sorting : Sorting
-    came : Came
-        The rows; those of an input are asked for only if some of its bars may be unfinished.
-    options : ReadOptions
-
-    Raises
-    ------
-    BarsError
-        As :func:`read`.
-    """
-    path, notes, label = taken[0].name if len(taken) == 1 else None, merged.notes, settle_label(taken, options)
-    order = order_found(sorting, merged.timestamps)
-    if sorting.n_backward:
-        notes.decide("order", "sorted by time", order.text.removesuffix("; sorted"))
-    opens = settle_interval(times, symbols, merged.timestamps, merged.all_midnight, options, label, notes, path)
-    findings = (
-        duplicates_found(sorting, opens.timestamps, options.duplicates),
-        order,
-        *relation_found([InputRelation.of(one) for one in taken], opens.timestamps),
-        unfinished(
-            [None if came.is_table else one.name for one in taken],
-            came.inputs,
-            came.symbols,
-            opens.interval,
-            label[0],
-            opens.timestamps,
-            n_bars=sum(one.n_bars for one in taken),
-            latest=[one.latest for one in taken],
-        ),
-    )
-    adjustment = settle_adjustment(taken, options, notes)
-    notes.warnings += [one.sentence for one in findings if one.severity == "warning"]
-    inputs = [InputFile(one.name, one.size_nbytes, one.n_rows, one.n_dropped) for one in taken]
-    dropped = {"null price": sum(one.n_dropped for one in taken), "duplicate": sorting.n_duplicates}
-    if sorting.n_conflicts:
-        dropped["conflicting duplicate"] = sorting.n_conflicts
-    return Settled(opens, adjustment, inputs, dropped, findings)
-
-
-def conflicting(symbol: str, time: int, n_conflicts: int, path: str | None) -> BarsError:
-    """The error of rows that differ and are of one symbol and time."""
-    return BarsError(
-        f"symbol {symbol!r} has rows of the same time {time_text(time)} that "
-        f"differ; {n_conflicts} pairs of symbol and time are like that; keep one row of each, or say which with "
-        "--duplicates first or --duplicates last",
-        path=path,
     )
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from stager.bars.arrange import Conflict
+from stager.bars.concluding import Came, conclude, conflicting
 from stager.bars.inputs import take_inputs
 from stager.bars.inspection import warnings_of
 from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
-from stager.bars.read import Came, conclude, conflicting
 from stager.bars.row_findings import Sorting
 from stager.bars.series_findings import no_bars
 from stager.bars.sheets import Sheets
