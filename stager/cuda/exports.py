@@ -118,10 +118,11 @@ class TorchExport:
         return self._last[1]
 
     def split(self, pointer: Any, field: Field, sizes: Sequence[int]) -> tuple[Iterator[Any], int]:
-        stored = Field(field.shape, {"bfloat16": "int16", "bool": "uint8"}.get(field.dtype, field.dtype))
+        stored = {"bfloat16": "int16", "bool": "uint8"}.get(field.dtype)
+        lying = field if stored is None else Field(field.shape, stored)
         # -1: groups are handed to streams by events of their own.
-        whole = self._torch.from_dlpack(_array(pointer, stored, sum(sizes)).__dlpack__(stream=-1))
-        if stored is not field:
+        whole = self._torch.from_dlpack(_array(pointer, lying, sum(sizes)).__dlpack__(stream=-1))
+        if stored is not None:
             whole = whole.view(getattr(self._torch, field.dtype))
         return iter(self._torch.unsafe_split_with_sizes(whole, list(sizes))), 0
 

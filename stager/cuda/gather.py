@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -54,6 +55,7 @@ _ROUNDS = 4
 _MOST_FLOATS = 1 << 30
 _NEXT_BLOCKS = 128
 _MAX_BLOCKS = 1 << 16
+_ALIGNMENT = 256
 # A group of few large samples, as of a panel, would keep few processors busy with a block each.
 _PIECE = 8 * _THREADS
 _MOST_PIECES = 64
@@ -167,6 +169,12 @@ class Field:
     def nbytes(self) -> int:
         """Bytes of a sample."""
         return int(np.prod(self.shape, dtype=np.int64)) * {"float32": 4, "bool": 1}.get(self.dtype, 2)
+
+
+def lay_out(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Where pieces of so many bytes begin one after the other, aligned for any load; the bytes of all."""
+    ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
+    return [0, *ends[:-1]], ends[-1]
 
 
 class WindowGather:

@@ -8,19 +8,18 @@ import cupy
 import numpy as np
 
 from stager.cuda.exports import export_to
-from stager.cuda.gather import CURSOR, Field
+from stager.cuda.gather import CURSOR, Field, lay_out
 from stager.cuda.order import ORDER
 from stager.errors import SampleError
-
-_ALIGNMENT = 256
 
 
 class GraphBatch:
     """A batch at fixed addresses, whose gather is part of a CUDA graph.
 
-    ``advance()`` gathers the next batch. Captured, it is one kernel, or three where batches are large or windows are
-    scaled or cast. They read on the device where they are and go on by themselves: a replay serves the next batch, over
-    the ends of epochs and into their new orders, without work on the host.
+    ``advance()`` gathers the next batch. Captured, it is one kernel; two where batches are large or windows are scaled
+    or cast; three where they are scaled by statistics of their own. They read on the device where they are and go on by
+    themselves: a replay serves the next batch, over the ends of epochs and into their new orders, without work on the
+    host.
 
     Parameters
     ----------
@@ -78,8 +77,8 @@ class GraphBatch:
                 CURSOR.itemsize,
                 epochs * ORDER.itemsize,
             ]
-            offsets = np.concatenate([[0], np.cumsum([-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes])]).tolist()
-            memory = cupy.cuda.Memory(offsets[-1])
+            offsets, nbytes = lay_out(sizes)
+            memory = cupy.cuda.Memory(nbytes)
             pointer = cupy.cuda.MemoryPointer(memory, 0)
             arrays = [
                 next(self._export.split(pointer + at, field, [self._count])[0])

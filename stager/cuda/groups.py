@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, islice
+from itertools import chain, islice
 from typing import Any
 
 import cupy
@@ -18,7 +18,7 @@ from cupy.cuda import nvtx, runtime
 from stager.config import format_nbytes
 from stager.cuda.capture import relaxed
 from stager.cuda.exports import Export, Framework, WholeDevice, export_to
-from stager.cuda.gather import Field, Schedule, WindowGather
+from stager.cuda.gather import Field, Schedule, WindowGather, lay_out
 from stager.cuda.serving_times import GroupEvents, ServingTimes
 from stager.cuda.slots import Slot, Slots
 from stager.errors import CaptureActiveError, StagingMemoryError
@@ -27,7 +27,6 @@ from stager.errors import CaptureActiveError, StagingMemoryError
 _SHARE = 256
 _LEAST_NBYTES, _MOST_NBYTES = 16 << 20, 512 << 20
 _FIRST_NBYTES, _GROWTH = 8 << 20, 4
-_ALIGNMENT = 256
 _MOST_LAYOUTS = 64
 # Of groups that a few kept batches hold; then batches come as copies, and one that is kept holds itself alone.
 _MOST_WASTED = 3
@@ -247,8 +246,7 @@ class Groups:
         if layout is None:
             sizes = [count * field.nbytes for field in self._fields]
             sizes += [gather.scratch_nbytes(count) for gather in self._gathers]
-            ends = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
-            layout = [0, *ends[:-1]], ends[-1]
+            layout = lay_out(sizes)
             # Batches of whole instants have any number of samples.
             if len(self._layouts) > _MOST_LAYOUTS:
                 self._layouts.clear()

@@ -235,9 +235,20 @@ class Order:
         SampleError
             If not all of them are positions of the epoch.
         """
-        if first < 0 or count < 0 or first + count > self.n:
-            raise SampleError(f"positions {first} to {first + count} are not in an epoch of {self.n:,} samples")
-        return self.at(np.arange(first, first + count, dtype=np.int64))
+        return self.at(positions_of(self.n, first, count))
+
+
+def positions_of(n: int, first: int, count: int) -> IntArray:
+    """(count,) int64: positions ``first : first + count`` of an epoch of n samples.
+
+    Raises
+    ------
+    SampleError
+        If it does not have all of them.
+    """
+    if first < 0 or count < 0 or first + count > n:
+        raise SampleError(f"positions {first} to {first + count} are not in an epoch of {n:,} samples")
+    return np.arange(first, first + count, dtype=np.int64)
 
 
 def rounds_of(n: int) -> int:

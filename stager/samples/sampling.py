@@ -32,7 +32,7 @@ import numpy.typing as npt
 
 from stager.errors import SampleError
 from stager.samples.index import SampleIndex
-from stager.samples.order import IntArray, check_counters, words_of
+from stager.samples.order import IntArray, check_counters, positions_of, words_of
 
 ALIAS = "alias64-1"
 
@@ -116,9 +116,7 @@ class WeightedOrder:
         SampleError
             If not all of them are positions of the epoch.
         """
-        if first < 0 or count < 0 or first + count > self.n:
-            raise SampleError(f"positions {first} to {first + count} are not in an epoch of {self.n:,} samples")
-        return self.at(np.arange(first, first + count, dtype=np.int64))
+        return self.at(positions_of(self.n, first, count))
 
 
 def check_weights(weights: Any, n_samples: int, whose: str = "") -> npt.NDArray[np.float64]:
