@@ -244,7 +244,7 @@ class WindowGather:
         #: Bytes from the begin of a window's first row to the end of its last.
         self.reach_nbytes = 4 * index.window * n_columns
         self.fields = (window,) if index.y is None else (window, Field(index.y.shape[1:]))
-        self._columns, self._has_stats, self._next = None, False, None
+        columns_on_device, self._has_stats, self._next = None, False, None
         if index.columns is None and index.methods is None and dtype == "float32" and index.dilation == 1:
             width, n = _copying(rows.data.ptr, index.window, n_columns)
             kernel, self._next = f"copy_windows_{width}", self._kernels[f"next_windows_{width}"]
@@ -254,13 +254,15 @@ class WindowGather:
             self._has_stats = bool((columns["method"] == _ZSCORE).any()) or (
                 index.close_columns is not None and bool((columns["method"] == _LAST).any())
             )
-            self._columns = load(columns.view(np.uint8), device, stall_timeout)
+            columns_on_device = load(columns.view(np.uint8), device, stall_timeout)
             kernel, n, self._lanes = _serving(rows.data.ptr, index, n_columns, n_served)
             kernel += dtype
         self._kernel, self._n = self._kernels[kernel], n
         self._pieces = min(_MOST_PIECES, max(1, n // _PIECE))
+        # An address, so that a graph's batch, which holds what lies there, may be gathered after close() too.
+        self._columns = 0 if columns_on_device is None else columns_on_device.data.ptr
         #: What the kernels read, beside the rows.
-        self.held: list[Any] = [*tables, self._y, self._draws, self._columns]
+        self.held: list[Any] = [*tables, self._y, self._draws, columns_on_device]
 
     @property
     def n_fields(self) -> int:
@@ -342,7 +344,7 @@ class WindowGather:
         """Queue what follows resolving: the windows of `count` addresses at `scratch`."""
         n_together = max(1, _THREADS // self._lanes)
         grid, block = (min(_MAX_BLOCKS, -(-count // n_together)), self._pieces), (self._lanes, n_together)
-        if self._columns is None:
+        if not self._columns:
             self._kernel(grid, block, (np.uint64(scratch), np.uint64(x), np.int64(count), np.int32(self._n)))
             return
         windows = self._windows.copy()  # other threads may serve too
@@ -354,13 +356,15 @@ class WindowGather:
             self._kernels["window_stats"](
                 (min(_MAX_BLOCKS, -(-n_series // _THREADS)),),
                 (_THREADS,),
-                (np.uint64(scratch), windows, self._columns, np.uint64(stats)),
+                (np.uint64(scratch), windows, np.uint64(self._columns), np.uint64(stats)),
             )
-        self._kernel(grid, block, (np.uint64(scratch), np.uint64(x), windows, self._columns, np.uint64(stats)))
+        self._kernel(
+            grid, block, (np.uint64(scratch), np.uint64(x), windows, np.uint64(self._columns), np.uint64(stats))
+        )
 
     def close(self) -> None:
         """Give back the tables."""
-        self._y, self._draws, self._columns, self._host_y, self.held = None, None, None, None, []
+        self._y, self._draws, self._host_y, self.held = None, None, None, []
         self._order = None, None
 
 
