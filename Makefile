@@ -12,7 +12,7 @@ endif
 STAGER = $(PY) -m stager.cli
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint smoke test-gpu bench clean
+.PHONY: help setup demo test check fuzz lint smoke test-gpu bench clean
 
 help:  ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ check:  ## lint, types, layers, all tests, the wheel in an empty environment
 	$(SETUP) dev
 	$(MAKE) lint PY=$(PY)
 	$(PY) -m pytest -q
+
+fuzz: setup  ## the tests on examples drawn anew, another set at each call
+	STAGER_EXAMPLES=fuzz $(PY) -m pytest -q -m "not wheel and not service"
 
 lint:  ## ruff, mypy and the import contracts
 	$(PY) -m ruff check

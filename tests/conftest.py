@@ -1,12 +1,19 @@
-"""What all tests share: the option --require-gpu, the marker gpu, and the check of CuPy's allocator."""
+"""What all tests share: the option --require-gpu, the marker gpu, how examples are drawn, and CuPy's allocator."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
 
 import pytest
+from hypothesis import settings
+
+# The same code is tried on the same examples: a run is green or red because of the code. `make fuzz` draws others.
+settings.register_profile("fixed", derandomize=True)
+settings.register_profile("fuzz", print_blob=True)
+settings.load_profile(os.environ.get("STAGER_EXAMPLES", "fixed"))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

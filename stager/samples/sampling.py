@@ -3,10 +3,12 @@
 Algorithm ``alias64-1`` (the version is part of the contract: golden vectors fix it on host and device). The table has a
 threshold and an alias for each sample (Walker's alias method):
 
-- weights are multiplied by ``2**(61 - e - bits(n - 1))``, where the largest one lies in ``[2**(e - 1), 2**e)``, and
-  rounded to integers, positive ones to at least 1. The capacity C is their sum by n, rounded up; what the sum lacks to
-  ``n * C`` is spread over the positive ones as evenly as integers allow, the first ones getting one more. Integers make
-  the table the same on every machine;
+- weights are multiplied by a power of two and rounded to integers, positive ones to at least 1. The power is
+  ``61 - e - bits(n - 1)``, where the largest one lies in ``[2**(e - 1), 2**e)``, and then as much more as brings the
+  sum of the integers, each by itself, into ``[2**60, 2**61)``. The capacity C is their sum by n, rounded up; what the
+  sum lacks to ``n * C`` is spread over the positive ones as evenly as integers allow, the first ones getting one more.
+  Integers make the table the same on every machine; a sample's chance is the given one within
+  ``n * 2**-60 + 6 * 2**-53``;
 - samples of up to C are light, the others heavy. Light ones are filled up by the heavy ones, both in ascending order,
   each heavy one giving until it is left with C or less, and then being filled up by the next (the sweep of
   Hübschle-Schneider and Sanders, "Parallel weighted random sampling", 2022); sums tell who gives to whom;
@@ -186,7 +188,9 @@ def _integers(weights: npt.NDArray[np.float64]) -> tuple[IntArray, int]:
     n = len(weights)
     # A float can't hold every such power of two, but ldexp takes its exponent.
     scale = 61 - int(np.frexp(weights.max())[1]) - int(n - 1).bit_length()
-    share = np.rint(np.ldexp(weights, scale)).astype(np.int64)
+    # Where few samples have most of the weight, the sum of the first integers leaves room for finer ones.
+    scale += 61 - int(_rounded(weights, scale).sum()).bit_length()
+    share = _rounded(weights, scale)
     positive = weights > 0
     np.maximum(share, positive, out=share)
     total = int(share.sum())
@@ -195,6 +199,11 @@ def _integers(weights: npt.NDArray[np.float64]) -> tuple[IntArray, int]:
     np.add(share, each, out=share, where=positive)
     share[np.flatnonzero(positive)[:more]] += 1
     return share, capacity
+
+
+def _rounded(weights: npt.NDArray[np.float64], scale: int) -> IntArray:
+    integers: IntArray = np.rint(np.ldexp(weights, scale)).astype(np.int64)
+    return integers
 
 
 def _mix(x: Unsigned) -> Unsigned:

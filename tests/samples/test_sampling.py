@@ -27,6 +27,11 @@ some_weights = st.lists(
 ).filter(any)
 
 
+def allowed(n: int) -> Fraction:
+    """How far a chance may be from the given one, as the module states it."""
+    return Fraction(n, 2**60) + Fraction(6, 2**53)
+
+
 def chances(table: np.ndarray) -> list[Fraction]:
     """What the table gives each sample, exactly."""
     found = [Fraction(0)] * len(table)
@@ -45,8 +50,17 @@ def test_the_table_is_the_weights(weights: list[float]) -> None:
     found, total = chances(table), sum(map(Fraction, weights))
     assert sum(found) == 1
     for weight, chance in zip(weights, found, strict=True):
-        assert abs(chance - Fraction(weight) / total) < Fraction(1, 2**50)
+        assert abs(chance - Fraction(weight) / total) <= allowed(len(weights))
         assert (chance > 0) == (weight > 0)
+
+
+@pytest.mark.parametrize("rare", [1.0, 1e-6, 1e-12])
+def test_few_positive_weights_of_many_keep_their_chances(rare: float) -> None:
+    weights = np.zeros(200_000)
+    weights[[3, 150_000]] = rare, 1.0
+    found = chances(alias_table(weights))
+    for sample in (3, 150_000):
+        assert abs(found[sample] - Fraction(weights[sample]) / sum(map(Fraction, (rare, 1.0)))) <= allowed(len(weights))
 
 
 def test_equal_weights_are_never_passed_on() -> None:
