@@ -51,7 +51,7 @@ def _lines(summary: Summary) -> Iterator[tuple[str, str]]:
     yield "symbols", f"{n_symbols:,}" + (" side by side in each row, a panel" if m.panel is not None else "")
     yield "rows", f"{m.n_rows:,} of " + ", ".join(column.name for column in columns)
     yield "span", f"{first} to {last}" + (" (session dates)" if m.timestamps == "session" else " (UTC, bar opens)")
-    yield "interval", m.interval
+    yield "interval", m.interval + (f", closing at {m.session_close}" if m.session_close is not None else "")
     gaps = f"{summary.n_gaps:,}, {summary.n_missing:,} bars missing, at most {summary.largest_gap:,} at a place"
     yield "gaps", gaps if summary.n_gaps else "none"
     yield "adjustment", m.adjustment

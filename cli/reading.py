@@ -41,6 +41,11 @@ _OPTIONS = (
     ),
     click.option("--interval", help="Spacing of the bars: 1min, 5min, 1h, 1d, 1w, 1mo [inferred]."),
     click.option(
+        "--session-close",
+        metavar="'HH:MM ZONE'",
+        help="When sessions of daily files close: '16:00 America/New_York' [the next 00:00 UTC].",
+    ),
+    click.option(
         "--adjustment",
         type=click.Choice(["raw", "split", "total", "unknown"]),
         default="unknown",

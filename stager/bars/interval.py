@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stager.bars.session_close import SessionClose
 from stager.bars.threads import parallel
 from stager.errors import BarsError, ConfigError
 
@@ -31,7 +32,7 @@ _REMEDY = "say the bar interval with --interval, for example --interval 1min"
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """How far the bars of a symbol lie apart.
+    """How far the bars of a symbol lie apart, and when they close.
 
     Attributes
     ----------
@@ -41,11 +42,14 @@ class Interval(msgspec.Struct, frozen=True):
         Length of a fixed interval; 0 for calendar months.
     months : int
         Length in calendar months; 0 for a fixed interval.
+    close : SessionClose or None
+        Of bars whose times are session dates: the declared close of the sessions, if there is one.
     """
 
     text: str
     nanoseconds: int
     months: int = 0
+    close: SessionClose | None = None
 
     @classmethod
     def parse(cls, text: str) -> Interval:
@@ -76,6 +80,11 @@ class Interval(msgspec.Struct, frozen=True):
         """Whether it is a day or longer: consecutive then means the next session of the observed calendar."""
         return self.months > 0 or self.nanoseconds >= DAY
 
+    @property
+    def close_text(self) -> str | None:
+        """The declared close of the sessions; None if there is none."""
+        return None if self.close is None else self.close.text
+
     def available(self, times: Int64) -> Int64:
         """Instants at which bars become available: their close.
 
@@ -87,19 +96,32 @@ class Interval(msgspec.Struct, frozen=True):
         Returns
         -------
         ndarray of int64, same shape
-            ``times`` plus the interval; for months, 00:00 UTC of the first day after the bar's months.
+            The declared close on the last date of the bar; without one, :meth:`ends`.
         """
+        ends = self.ends(times)
+        return ends if self.close is None else self.close.of(ends - DAY)
+
+    def opened(self, available: Int64) -> Int64:
+        """Opens of the first bars that are available at these instants or later (int64, nanoseconds since 1970)."""
+        return self.begins(available if self.close is None else self.close.dates(available) + DAY)
+
+    def ends(self, times: Int64) -> Int64:
+        """``times`` plus the interval; for months, 00:00 UTC of the first day after the bar's months."""
         if not self.months:
             return times + self.nanoseconds
         months = times.astype("datetime64[ns]").astype("datetime64[M]") + np.timedelta64(self.months, "M")
         return months.astype("datetime64[ns]").astype(np.int64)
 
-    def opened(self, closes: Int64) -> Int64:
-        """Opens of the bars that close at ``closes`` (ndarray of int64, nanoseconds since 1970 UTC)."""
+    def begins(self, ends: Int64) -> Int64:
+        """Opens of the bars that end there, as :meth:`ends` says it."""
         if not self.months:
-            return closes - self.nanoseconds
-        inside = (closes - 1).astype("datetime64[ns]").astype("datetime64[M]")
+            return ends - self.nanoseconds
+        inside = (ends - 1).astype("datetime64[ns]").astype("datetime64[M]")
         return (inside - np.timedelta64(self.months - 1, "M")).astype("datetime64[ns]").astype(np.int64)
+
+    def closing(self, close: str | None) -> Interval:
+        """The same with a declared close of the sessions; raises as :meth:`SessionClose.parse`."""
+        return self if close is None else msgspec.structs.replace(self, close=SessionClose.parse(close))
 
     @classmethod
     def infer(

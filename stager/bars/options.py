@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from stager.bars.interval import Interval
+from stager.bars.session_close import SessionClose
 from stager.bars.zones import Zone
 from stager.errors import ConfigError
 
@@ -58,6 +59,9 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     duplicates : {"error", "first", "last"}
         Which of several rows of one symbol and time is kept where they differ, in the order of files and rows;
         identical ones are always one bar.
+    session_close : str, optional
+        When the sessions of daily or longer bars close, ``"16:00 America/New_York"``: their bars are available from
+        then on, on the last date of each. None: from the next 00:00 UTC.
 
     Raises
     ------
@@ -82,6 +86,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     thousands: str | None = None
     field: Literal["open", "high", "low", "close", "volume"] | None = None
     duplicates: Duplicates = "error"
+    session_close: str | None = None
 
     def __post_init__(self) -> None:
         for role, name in self.columns.items():
@@ -117,6 +122,8 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 )
         if self.interval is not None:
             Interval.parse(self.interval)
+        if self.session_close is not None:
+            SessionClose.parse(self.session_close)
         if self.zone is not None:
             Zone.parse(self.zone)
         if self.encoding is not None:

@@ -177,7 +177,7 @@ class Opens:
         """Opens of bars with these times, nanoseconds since 1970."""
         if self.shift is None or self.interval is None:
             return times
-        return self.interval.opened(times + self.shift)
+        return self.interval.begins(times + self.shift)
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,27 @@ def settle_interval(
         if timestamps == "utc" and all_midnight and interval is not None and interval.is_session:
             notes.decide("timestamps", "session dates", "all times are at 00:00 UTC, a day or more apart")
             timestamps = "session"
+    if interval is not None:
+        interval = _closing(interval, timestamps, options.session_close, notes, path)
     return Opens(interval, shift, timestamps)
+
+
+def _closing(interval: Interval, timestamps: Timestamps, close: str | None, notes: Notes, path: str | None) -> Interval:
+    """The interval with the close of the sessions, where times are their dates."""
+    if timestamps == "session" and interval.is_session:
+        closing = interval.closing(close)
+        if closing.close is None:
+            notes.decide("session close", "the next 00:00 UTC", "not told; --session-close tells it")
+        else:
+            notes.decide("session close", closing.close.text, "as told")
+        return closing
+    if close is not None:
+        raise BarsError(
+            f"the times are instants, the opens of bars of {interval.text}, which close where they end; a close of "
+            f"sessions, {close}, is for session dates: leave --session-close out",
+            path=path,
+        )
+    return interval
 
 
 def lacks_to_the_close(times: Int64) -> set[int]:

@@ -100,7 +100,7 @@ def unfinished(
     else:
         text = f"the last bar of {named(late_symbols)} had not closed when the file was written, {place.words}"
         remedy = "it may be unfinished: leave it out, or fetch it again"
-    sure = n_future or timestamps == "utc"
+    sure = n_future or timestamps == "utc" or (interval is not None and interval.close is not None)
     return Finding(
         check="unfinished",
         severity="warning" if sure else "note",
@@ -117,10 +117,13 @@ def _closes_after(
 ) -> npt.NDArray[np.bool_]:
     """Where a bar's close lies after an instant; most pieces are told by their last time alone."""
     longest = 0 if interval is None or label == "close" else (interval.nanoseconds or interval.months * _MONTH)
+    if interval is not None and interval.close is not None:
+        # A market west of UTC closes on the next day of UTC.
+        longest += DAY
     if not len(times) or int(times.max()) <= limit - longest:
         return np.zeros(len(times), np.bool_)
     if label == "close" or interval is None:
         return times > limit
-    if timestamps == "session" and interval.nanoseconds == DAY:
+    if timestamps == "session" and interval.nanoseconds == DAY and interval.close is None:
         return times + _SESSION_END > limit
     return interval.available(times) > limit

@@ -49,7 +49,7 @@ def append(
     source : as in :func:`stager.pack`
         Columns that the pack does not have are left out.
     read : ReadOptions
-        What the input does not tell; interval and adjustment are the pack's unless told.
+        What the input does not tell; interval, adjustment and close of the sessions are the pack's unless told.
     progress : callable(phase, done_nbytes, total_nbytes), optional
 
     Returns
@@ -75,6 +75,7 @@ def append(
     options = msgspec.structs.replace(
         read,
         interval=read.interval or before.manifest.interval,
+        session_close=read.session_close or before.manifest.session_close,
         adjustment=before.manifest.adjustment if read.adjustment == "unknown" else read.adjustment,
     )
     bars = with_findings(read_bars(source, options, progress))
@@ -157,6 +158,12 @@ def _fitted(pack: Pack, bars: Bars) -> tuple[Bars, list[str]]:
         raise PackError(
             f"{where}: the times of the input are {kinds[bars.timestamps]}, those of the pack "
             f"{kinds[manifest.timestamps]}; bring them into one form"
+        )
+    if bars.interval.close_text != manifest.session_close:
+        told = [close or "the next 00:00 UTC" for close in (bars.interval.close_text, manifest.session_close)]
+        raise PackError(
+            f"{where}: sessions close at {told[0]}, and those of the pack at {told[1]}; leave --session-close out, "
+            f"or pack all files again with it"
         )
     if bars.adjustment != manifest.adjustment:
         raise PackError(

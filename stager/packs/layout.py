@@ -109,8 +109,8 @@ class Pack:
 
     @cached_property
     def interval(self) -> Interval:
-        """Spacing of the bars."""
-        return Interval.parse(self.manifest.interval)
+        """Spacing of the bars, and when they close."""
+        return Interval.parse(self.manifest.interval).closing(self.manifest.session_close)
 
     @cached_property
     def bars(self) -> pa.Table:

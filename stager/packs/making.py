@@ -117,6 +117,7 @@ def make(
             Column(name, layout.role_of(name), n) for name, n in zip(merged.names, written.n_missing, strict=True)
         ],
         interval=found.opens.interval.text,
+        session_close=found.opens.interval.close_text,
         timestamps=found.opens.timestamps,
         adjustment=found.adjustment,
         span=layout.span_of(*found.opens.of(np.array(looked.span)).tolist()),

@@ -77,7 +77,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about a pack that is not rows.
 
     ``panel`` says that a row holds all symbols; the pack's one symbol then is the panel itself. ``span`` is the first
-    and last bar's open, ISO 8601 UTC. ``fingerprint`` is empty for bars in memory, where it is computed when asked for.
+    and last bar's open, ISO 8601 UTC. ``session_close`` is when sessions close, where times are their dates and it was
+    told. ``fingerprint`` is empty for bars in memory, where it is computed when asked for.
     """
 
     format_version: int
@@ -97,6 +98,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]
     segments: list[Segment]
     panel: PanelLayout | None = None
+    session_close: str | None = None
     checksum: str
 
     @property
@@ -132,7 +134,7 @@ def read_manifest(path: Path) -> Manifest:
         manifest = msgspec.json.decode(raw, type=Manifest)
         if seal(raw, manifest.checksum) != manifest.checksum:
             raise PackDamagedError(f"{file}: its checksum does not match; it was damaged or edited. Pack again.")
-        Interval.parse(manifest.interval)
+        Interval.parse(manifest.interval).closing(manifest.session_close)
     except (msgspec.DecodeError, UnicodeError, ConfigError) as error:
         raise PackDamagedError(f"{file}: no valid manifest ({error}); restore it or pack the bars again") from error
     if contradiction := _contradiction(manifest):
@@ -149,6 +151,9 @@ def _contradiction(manifest: Manifest) -> str | None:
         return "its columns are not those of its panel"
     if not 1 <= manifest.n_symbols <= manifest.n_rows or manifest.n_rows != sum(s.n_rows for s in manifest.segments):
         return f"{manifest.n_symbols:,} symbols of {manifest.n_rows:,} rows don't fit its segments"
+    is_session = manifest.timestamps == "session" and Interval.parse(manifest.interval).is_session
+    if manifest.session_close is not None and not is_session:
+        return "its sessions have a close, and its bars are not of sessions"
     if len({segment.name for segment in manifest.segments}) != len(manifest.segments):
         return "it lists a segment twice"
     for segment in manifest.segments:

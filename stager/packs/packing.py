@@ -263,6 +263,7 @@ def _manifest(
         created=now(),
         columns=columns,
         interval=bars.interval.text,
+        session_close=bars.interval.close_text,
         timestamps=bars.timestamps,
         adjustment=bars.adjustment,
         span=layout.span(bars.arranged.times, bars.first_rows, bars.counts),

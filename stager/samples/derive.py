@@ -168,8 +168,8 @@ def _limits(pack: Pack, recipe: Derive) -> tuple[Sessions | None, IntArray]:
 
 def _key(pack: Pack, recipe: Derive, sessions: Sessions | None, jumps: IntArray) -> str:
     """Hash of everything that the derived bars depend on."""
-    told = (_VERSION, pack.fingerprint, pack.manifest.interval, pack.manifest.adjustment, recipe.columns, recipe.fill,
-            recipe.cap, recipe.keep, recipe.clock.name)  # fmt: skip
+    told = (_VERSION, pack.fingerprint, pack.interval, pack.manifest.timestamps, pack.manifest.adjustment,
+            recipe.columns, recipe.fill, recipe.cap, recipe.keep, recipe.clock.name)  # fmt: skip
     state = hashlib.blake2b(repr(told).encode(), digest_size=8)
     for table in (jumps, *((sessions.opens, sessions.closes) if sessions is not None else ())):
         state.update(len(table).to_bytes(8, "little") + table.tobytes())

@@ -265,8 +265,8 @@ def panel(
 
 def _key(pack: Pack, recipe: Panel, sessions: Sessions | None) -> str:
     """Hash of everything that the panel depends on."""
-    told = (_VERSION, "panel", pack.fingerprint, pack.manifest.interval, pack.manifest.adjustment, recipe.symbols,
-            recipe.columns, recipe.close_inclusive)  # fmt: skip
+    told = (_VERSION, "panel", pack.fingerprint, pack.interval, pack.manifest.timestamps, pack.manifest.adjustment,
+            recipe.symbols, recipe.columns, recipe.close_inclusive)  # fmt: skip
     state = hashlib.blake2b(repr(told).encode(), digest_size=8)
     for table in () if sessions is None else (sessions.opens, sessions.closes):
         state.update(len(table).to_bytes(8, "little") + table.tobytes())

@@ -192,6 +192,12 @@ class TestUnfinished:
         assert self.look([START], now=START + 20 * 60 * MINUTE, **how).severity == "note"
         assert self.look([START], now=START + 21 * 60 * MINUTE, **how).severity == "fine"
 
+    @pytest.mark.parametrize(("close", "hour"), [("16:00 America/New_York", 21), ("24:00 America/Los_Angeles", 32)])
+    def test_dates_are_finished_at_the_declared_close(self, close: str, hour: int) -> None:
+        how = {"interval": Interval.parse("1d").closing(close), "timestamps": "session"}
+        assert self.look([START], now=START + hour * 60 * MINUTE - 1, **how).severity == "warning"
+        assert self.look([START], now=START + hour * 60 * MINUTE, **how).severity == "fine"
+
     def test_the_future_is_a_wrong_zone(self) -> None:
         found = self.look([START + 60 * MINUTE, START + 61 * MINUTE])
         assert (found.severity, found.n) == ("warning", 2)
