@@ -151,8 +151,10 @@ class OnGpu:
     def __init__(
         self, resident: Resident, index: SampleIndex, dtype: DType, like: OnGpu | None, draws: Draws | None = None
     ) -> None:
-        from stager.cuda.gather import Field, WindowGather, load
+        from stager.cuda.fields import Field
+        from stager.cuda.gather import WindowGather
         from stager.cuda.groups import Groups
+        from stager.cuda.tables import load
 
         device, timeout = resident.device.index, resident.stall_timeout
         assert device is not None

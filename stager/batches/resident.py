@@ -117,7 +117,7 @@ class Resident:
 
     def on_device(self, table: npt.NDArray[Any]) -> Any:
         """A table on the rows' GPU; rows that are shared may share equal tables there, too."""
-        from stager.cuda.gather import load
+        from stager.cuda.tables import load
 
         assert self.device.index is not None
         return load(table, self.device.index, self.stall_timeout)

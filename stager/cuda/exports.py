@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 import cupy
 import numpy as np
 
-from stager.cuda.gather import Field
+from stager.cuda.fields import Field
 from stager.errors import ConfigError, SampleError
 
 Framework = Literal["torch", "jax", "numpy"]

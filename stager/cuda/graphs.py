@@ -8,7 +8,8 @@ import cupy
 import numpy as np
 
 from stager.cuda.exports import export_to
-from stager.cuda.gather import CURSOR, Field, lay_out
+from stager.cuda.fields import Field, lay_out
+from stager.cuda.kernels import CURSOR
 from stager.cuda.order import ORDER
 from stager.errors import SampleError
 

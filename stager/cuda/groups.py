@@ -18,9 +18,11 @@ from cupy.cuda import nvtx, runtime
 from stager.config import format_nbytes
 from stager.cuda.capture import relaxed
 from stager.cuda.exports import Export, Framework, WholeDevice, export_to
-from stager.cuda.gather import Field, Schedule, WindowGather, lay_out
+from stager.cuda.fields import Field, lay_out
+from stager.cuda.gather import WindowGather
 from stager.cuda.serving_times import GroupEvents, ServingTimes
 from stager.cuda.slots import Slot, Slots
+from stager.cuda.tables import Schedule
 from stager.errors import CaptureActiveError, StagingMemoryError
 
 # Of a group: a part of the device's memory, within bounds. The first are smaller, so that the first batch comes soon.

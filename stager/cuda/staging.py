@@ -10,7 +10,7 @@ import cupy
 import numpy as np
 import numpy.typing as npt
 
-from stager.cuda import device_memory, gather, scatter, upload
+from stager.cuda import device_memory, kernels, scatter, upload
 from stager.cuda.capture import relax_capture
 from stager.cuda.driver import CudaDriver, check_device, refuse_capture
 from stager.cuda.ring import Fill
@@ -34,7 +34,7 @@ def prepare(device: int, watch: Watch) -> CudaDriver:
     def compile_kernels() -> Any:
         relax_capture()
         watch.enter("compile")
-        return gather.kernels(device)
+        return kernels.compiled(device)
 
     return CudaDriver(device, watch.run([compile_kernels])[0])
 

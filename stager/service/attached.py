@@ -123,7 +123,7 @@ class Hold:
         DeviceError, StagingError
         """
         check_cuda(0)
-        from stager.cuda import gather, ipc
+        from stager.cuda import ipc, kernels
 
         told = ipc.Handle(handle.uuid, handle.handle, handle.offset, handle.nbytes)
         mapping = ipc.Mapping(told, ipc.CudaIpc())
@@ -132,7 +132,7 @@ class Hold:
         self._watch(owner)
         shape = pack.n_rows, len(pack.columns)
         rows, memory = ipc.array_of(mapping, handle.nbytes, owner, shape, np.float32)
-        gather.kernels(mapping.device)
+        kernels.compiled(mapping.device)
         device = Device(mapping.device, f"the service holds the pack on {handle.uuid}")
         return self._made(Attached(pack, device, "device", "attached", rows, memory))
 

@@ -49,9 +49,9 @@ def export_rows(resident: Resident) -> DeviceHandle | None:
 
 def load_table(values: Any, device: int, stall_timeout: float) -> tuple[Any, DeviceHandle]:
     """A table on a GPU, in memory of its own, and a handle of it."""
-    from stager.cuda import gather, ipc
+    from stager.cuda import ipc, tables
 
-    array = gather.load(values, device, stall_timeout)
+    array = tables.load(values, device, stall_timeout)
     handle = ipc.export(array.data.ptr, array.nbytes, device, ipc.CudaIpc())
     return array, DeviceHandle(handle.uuid, handle.handle, handle.offset, handle.nbytes)
 

@@ -10,7 +10,7 @@ cupy = pytest.importorskip("cupy")
 
 from cupy.cuda import runtime  # noqa: E402
 
-from stager.cuda import driver, gather, order  # noqa: E402
+from stager.cuda import driver, kernels, order  # noqa: E402
 from stager.cuda.driver import CudaDriver, CudaLane, check_device  # noqa: E402
 from stager.cuda.ring import RegistrationRefused  # noqa: E402
 from stager.errors import DeviceError, StagingError, StagingMemoryError  # noqa: E402
@@ -142,22 +142,22 @@ def test_missing_nvrtc_has_its_own_error(fake, monkeypatch, error):
     def compile_source(**_):
         raise error
 
-    monkeypatch.setattr(gather.cupy, "RawModule", compile_source)
-    monkeypatch.setattr(gather, "_kernels", {})
+    monkeypatch.setattr(kernels.cupy, "RawModule", compile_source)
+    monkeypatch.setattr(kernels, "_kernels", {})
     with pytest.raises(DeviceError, match=r"NVRTC.*can't be loaded.*pip install 'stager\[cuda12\]'") as caught:
-        gather.kernels(0)
+        kernels.compiled(0)
     assert caught.value.__cause__ is error
-    assert gather._kernels == {}
+    assert kernels._kernels == {}
 
 
 def test_another_error_of_the_compilation_is_not_called_nvrtc(fake, monkeypatch):
     def compile_source(**_):
         raise RuntimeError("something else")
 
-    monkeypatch.setattr(gather.cupy, "RawModule", compile_source)
-    monkeypatch.setattr(gather, "_kernels", {})
+    monkeypatch.setattr(kernels.cupy, "RawModule", compile_source)
+    monkeypatch.setattr(kernels, "_kernels", {})
     with pytest.raises(RuntimeError, match="something else"):
-        gather.kernels(0)
+        kernels.compiled(0)
 
 
 def test_kernels_are_compiled_once_a_device(fake, monkeypatch):
@@ -170,11 +170,11 @@ def test_kernels_are_compiled_once_a_device(fake, monkeypatch):
         def get_function(self, name):
             return name
 
-    monkeypatch.setattr(gather.cupy, "RawModule", Module)
-    monkeypatch.setattr(gather, "_kernels", {})
-    assert gather.kernels(0)["resolve"] == "resolve"
-    assert gather.kernels(0) is gather.kernels(0)
-    gather.kernels(1)
+    monkeypatch.setattr(kernels.cupy, "RawModule", Module)
+    monkeypatch.setattr(kernels, "_kernels", {})
+    assert kernels.compiled(0)["resolve"] == "resolve"
+    assert kernels.compiled(0) is kernels.compiled(0)
+    kernels.compiled(1)
     assert len(made) == 2
     assert 'extern "C" __global__ void resolve' in made[0]["code"]
 
@@ -185,11 +185,11 @@ def test_the_parameters_mirror_the_structs():
     for table in (
         order.NETWORK,
         order.ORDER,
-        gather.COLUMN,
-        gather.WINDOWS,
-        gather.CURSOR,
-        gather.SAMPLES,
-        gather.NEXT,
+        kernels.COLUMN,
+        kernels.WINDOWS,
+        kernels.CURSOR,
+        kernels.SAMPLES,
+        kernels.NEXT,
     ):
         for name, (kind, offset, *_) in table.fields.items():
             base = kind.base

@@ -19,8 +19,8 @@ from stager.samples.sampling import Draws, WeightedOrder
 from stager.samples.schedule import Schedule
 
 pytest.importorskip("cupy")
-from stager.cuda import gather
 from stager.cuda import order as order_table
+from stager.cuda.kernels import COLUMN, CURSOR, NEXT, SAMPLES, kernel_source
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -35,11 +35,11 @@ class Place(ctypes.Structure):
 
 
 class SamplesParameters(ctypes.Structure):
-    _fields_ = tuple((name, I64) for name in gather.SAMPLES.names)
+    _fields_ = tuple((name, I64) for name in SAMPLES.names)
 
 
 class NextParameters(ctypes.Structure):
-    _fields_ = (*((name, I64) for name in gather.NEXT.names[:-1]), ("samples", SamplesParameters))
+    _fields_ = (*((name, I64) for name in NEXT.names[:-1]), ("samples", SamplesParameters))
 
 
 class OrderParameters(ctypes.Structure):
@@ -50,7 +50,7 @@ class OrderParameters(ctypes.Structure):
 def kernels(tmp_path_factory):
     library = tmp_path_factory.mktemp("gather") / "gather.so"
     source = library.with_suffix(".cpp")
-    source.write_text(gather.kernel_source(), encoding="utf-8")
+    source.write_text(kernel_source(), encoding="utf-8")
     subprocess.run(
         [COMPILER, "-std=c++17", "-O1", "-ffp-contract=off", "-shared", "-fPIC", "-include", HERE / "host_cuda.h",
          source, "-o", library],
@@ -234,7 +234,7 @@ def test_a_cursor_goes_through_epochs_by_itself(kernels, how, n_batches, stride,
     bars = rng.random((n_rows, 2)).astype(np.float32)
     bases = np.array([bars.ctypes.data], np.uint64)
     samples = samples_of(span_rows, span_ids, bases, row_nbytes=8, reach=window, target=target, n_targets=n_targets)
-    cursor = np.zeros(1, gather.CURSOR)
+    cursor = np.zeros(1, CURSOR)
     cursor["batch"] = 1
     for step in range(1, n_batches * n_epochs + 2):
         epoch, batch = divmod(step, n_batches)
@@ -357,7 +357,7 @@ def serve(
 
 
 def columns_of(sources: Any, methods: Any = 0, close: Any = 0, fitted: Any = (0, 1)) -> np.ndarray:
-    columns = np.zeros(len(sources), gather.COLUMN)
+    columns = np.zeros(len(sources), COLUMN)
     columns["source"], columns["method"], columns["close"] = sources, methods, close
     columns["mean"], columns["deviation"] = fitted
     return columns

@@ -26,7 +26,7 @@ try:
     import cupy
     import torch
 
-    from stager.cuda import GraphBatch, gather, groups, staging
+    from stager.cuda import GraphBatch, groups, kernels, staging
     from stager.cuda.gather import WindowGather
 except ImportError:  # the marker skips, or fails under --require-gpu
     pass
@@ -498,4 +498,4 @@ def test_graphs_refuse_what_they_cannot_serve():
 
 
 def test_all_kernels_are_compiled_while_staging():
-    assert {"resolve", "resolve_next", "serve_bfloat16", "window_stats"} <= set(gather.kernels(0))
+    assert {"resolve", "resolve_next", "serve_bfloat16", "window_stats"} <= set(kernels.compiled(0))

@@ -22,7 +22,7 @@ from stager.samples.schedule import Schedule
 try:
     import cupy
 
-    from stager.cuda import gather, groups, staging
+    from stager.cuda import groups, kernels, staging
     from stager.cuda import order as order_table
     from stager.cuda.gather import WindowGather
     from stager.cuda.groups import Groups
@@ -154,7 +154,7 @@ def test_all_widths_of_copies_occur():
             window=window, length=window, span_rows=np.array([2]), span_ids=np.array([0, 98]), y=None, **PLAIN
         )
         one = WindowGather(rows, index, 60)
-        vectors |= {name for name, kernel in gather.kernels(0).items() if kernel is one._kernel}
+        vectors |= {name for name, kernel in kernels.compiled(0).items() if kernel is one._kernel}
         one.close()
     assert vectors == {"copy_windows_4", "copy_windows_8", "copy_windows_16", "copy_windows_shifted"}
 
@@ -201,12 +201,12 @@ def resolved(order, first, count, span_rows, span_ids, bases, base_rows, window=
     """What the kernel resolve answers to a fabricated table of spans."""
     addresses = cupy.zeros(count, cupy.uint64)
     tables = [cupy.asarray(table) for table in (span_ids, span_rows, np.array(bases, np.uint64))]
-    samples = np.zeros((), gather.SAMPLES)
+    samples = np.zeros((), kernels.SAMPLES)
     for name, table in zip(("span_ids", "span_rows", "bases"), tables, strict=True):
         samples[name] = table.data.ptr
     samples["n_spans"], samples["base_rows"] = len(span_rows), base_rows
     samples["row_nbytes"], samples["reach"] = row_nbytes, window
-    gather.kernels(0)["resolve"](
+    kernels.compiled(0)["resolve"](
         (-(-count // 256),),
         (256,),
         (

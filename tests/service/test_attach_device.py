@@ -13,7 +13,7 @@ cupy = pytest.importorskip("cupy")
 
 from stager import attach  # noqa: E402
 from stager.batches.devices import Device  # noqa: E402
-from stager.cuda import gather, ipc  # noqa: E402
+from stager.cuda import ipc, kernels  # noqa: E402
 from stager.errors import DeviceError, ServiceError, StagingError  # noqa: E402
 from stager.service import attached, client, holdings, sharing  # noqa: E402
 from stager.service.protocol import DeviceHandle  # noqa: E402
@@ -66,7 +66,7 @@ def on_gpu(run_dir, pack_path, monkeypatch):
     monkeypatch.setattr(client, "count_devices", lambda: 1)
     monkeypatch.setattr(attached, "check_cuda", lambda device: None)
     monkeypatch.setattr(ipc, "CudaIpc", driver)
-    monkeypatch.setattr(gather, "kernels", lambda device: {})
+    monkeypatch.setattr(kernels, "compiled", lambda device: {})
     with serving(run_dir, pack_path) as service:
         real = service.answer
         monkeypatch.setattr(
