@@ -32,7 +32,7 @@ class CudaDriver:
     device : int
         Ordinal of the device.
     kernels : dict of str to kernel, optional
-        Of :func:`stager.cuda.gather.kernels`; lanes that scatter need them.
+        Of :func:`stager.cuda.kernels.compiled`; lanes that scatter need them.
 
     Attributes
     ----------
