@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from stager import Select, Target
 from stager.packs.layout import Pack
-from stager.samples.index import build_index
+from stager.samples.building import build_index
 
 HORIZON = 5
 TARGET = Target("close", horizon=HORIZON)

@@ -18,7 +18,7 @@ from harness import measure, row, save, show
 from stager import Normalize, ReadOptions, Select, Target
 from stager.packs.layout import Pack
 from stager.packs.packing import pack_in_memory
-from stager.samples.index import build_index
+from stager.samples.building import build_index
 
 WINDOW = 60
 MINUTE = 60 * 10**9

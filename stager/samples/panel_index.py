@@ -19,8 +19,9 @@ from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.packs.manifest import Column, PanelLayout
 from stager.samples import filters
+from stager.samples.building import build_index
 from stager.samples.fill import FILLED
-from stager.samples.index import SampleIndex, build_index
+from stager.samples.index import SampleIndex
 from stager.samples.labelling import Targets
 from stager.samples.normalize import FITTED, LAST, RAW, Normalize, fit
 from stager.samples.panel import empty_places
@@ -193,7 +194,7 @@ def find_samples(
     Raises
     ------
     SampleError
-        As :func:`stager.samples.index.build_index`.
+        As :func:`stager.samples.building.build_index`.
     """
     layout = pack.manifest.panel
     if layout is None:

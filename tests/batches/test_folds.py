@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import stager
 from stager import Combinatorial, Normalize, PurgedKFold, Select, Stager, Target, WalkForward
 from stager.errors import ClosedError, SampleError
-from stager.samples.index import SampleIndex, build_index
+from stager.samples.building import build_index
+from stager.samples.index import SampleIndex
 from stager.samples.uniqueness import uniqueness
 
 STEPS = {"B": [*range(80), *range(83, 150)], "A": range(90), "C": [*range(5), *range(7, 160)]}

@@ -20,7 +20,7 @@ from stager import Derive, Feature, ReadOptions, Select, Stager, derive
 from stager.errors import ConfigError, PackExistsError, SampleError
 from stager.packs.layout import Pack, open_pack
 from stager.packs.packing import pack_in_memory
-from stager.samples.index import build_index
+from stager.samples.building import build_index
 from stager.samples.targets import Target
 
 NAN = float("nan")

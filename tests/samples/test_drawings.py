@@ -11,8 +11,8 @@ from bars_fixtures import MINUTE, START, memory_pack
 
 from stager import Derive, Panel, Select, Stager, Target, derive, panel
 from stager.packs.layout import Pack
+from stager.samples.building import build_index
 from stager.samples.fill import FILLED
-from stager.samples.index import build_index
 
 TEXT = (Path(__file__).parents[2] / "docs" / "samples.md").read_text(encoding="utf-8")
 

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples import folds as folds_module
+from stager.samples.building import build_index
 from stager.samples.folds import FOLD_REASONS, FoldSamples, cut_folds, in_time
-from stager.samples.index import SampleIndex, build_index
+from stager.samples.index import SampleIndex
 from stager.samples.instants import by_instant, distinct
 from stager.samples.schemes import Combinatorial, Division, PurgedKFold, Scheme, WalkForward
 from stager.samples.select import Select

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples import labelling
-from stager.samples.index import REASONS, SampleIndex, build_index
+from stager.samples.building import REASONS, build_index
+from stager.samples.index import SampleIndex
 from stager.samples.plan import Plan, describe, make_plan
 from stager.samples.select import Select
 from stager.samples.targets import Target

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.errors import SampleError
-from stager.samples.index import build_index
+from stager.samples.building import build_index
 from stager.samples.normalize import FITTED, LAST, LOG1P, NONE, ZSCORE, Normalize, apply, as_normalize, fit
 from stager.samples.select import Select
 

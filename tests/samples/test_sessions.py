@@ -18,7 +18,7 @@ from stager.bars.read import ReadOptions
 from stager.errors import ConfigError, SampleError
 from stager.packs.layout import Pack
 from stager.packs.packing import pack_in_memory
-from stager.samples.index import build_index
+from stager.samples.building import build_index
 from stager.samples.plan import make_plan
 from stager.samples.select import Select
 from stager.samples.sessions import make_sessions

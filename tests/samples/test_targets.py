@@ -19,7 +19,8 @@ from stager.bars.read import ReadOptions
 from stager.errors import SampleError
 from stager.packs.packing import pack_in_memory
 from stager.samples import labelling, scaling
-from stager.samples.index import SampleIndex, build_index
+from stager.samples.building import build_index
+from stager.samples.index import SampleIndex
 from stager.samples.labels import Labels
 from stager.samples.plan import describe
 from stager.samples.select import Select

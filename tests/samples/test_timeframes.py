@@ -18,7 +18,7 @@ from stager import Derive, Normalize, ReadOptions, TimeFrame, derive
 from stager.errors import ConfigError, SampleError
 from stager.packs.layout import Pack
 from stager.packs.packing import pack_in_memory
-from stager.samples.index import build_index
+from stager.samples.building import build_index
 from stager.samples.select import Select
 
 NEW_YORK = zoneinfo.ZoneInfo("America/New_York")
