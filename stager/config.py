@@ -14,7 +14,7 @@ import tomllib
 from collections.abc import Mapping
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -156,12 +156,22 @@ def resolve(
         try:
             checked[name] = msgspec.convert(value, fields[name], strict=not lax)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{sources[name]} is {value!r}: {error}") from None
+            choices = _choices(fields[name])
+            why = f"; there are {', '.join(map(repr, choices))}" if choices else f": {error}"
+            raise ConfigError(f"{sources[name]} is {value!r}{why}") from None
     if missing := [name for name in _required(kind) if name not in checked]:
         # What is written inside a value has no variable.
         variable = "" if "." in section else f", or set {_variable(section, missing[0])}"
         raise ConfigError(f"[{section}] {missing[0]} is not given; write it there{variable}")
     return kind(**checked)
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """The values that a field may have, if they are listed."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    parts = [_choices(part) for part in get_args(annotation) if part is not type(None)]
+    return [value for part in parts for value in part] if all(parts) else []
 
 
 def _variable(section: str, field: str) -> str:

@@ -21,8 +21,15 @@ from stager.bars.taken import Taken, joined
 from stager.bars.threads import thread_count
 from stager.errors import BarsError
 
-# A path, URI, glob or directory, a sequence of those, or a table in memory.
-Source: TypeAlias = PathLike | Sequence[PathLike] | pa.Table
+
+class DataFrame(Protocol):
+    """What Arrow can take over, such as a data frame of pandas or Polars."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object: ...
+
+
+# A path, URI, glob or directory, a sequence of those, or a table or data frame in memory.
+Source: TypeAlias = PathLike | Sequence[PathLike] | pa.Table | DataFrame
 Progress: TypeAlias = Callable[[str, int, int], object]
 
 
@@ -41,7 +48,12 @@ class Keeper(Protocol):
 
 def find_inputs(source: Source) -> list[BarFile] | pa.Table:
     """The files that are meant, or the table; raises BarsError if something does not exist or holds no bar files."""
-    return source if isinstance(source, pa.Table) else find(source)
+    if isinstance(source, pa.Table) or not hasattr(source, "__arrow_c_stream__"):
+        return source if isinstance(source, pa.Table) else find(source)
+    try:
+        return pa.table(source)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise BarsError(f"the {type(source).__name__} can't be taken over by Arrow: {error}") from error
 
 
 def take_inputs(

@@ -125,8 +125,9 @@ def read(source: Source, options: ReadOptions = _DEFAULTS, *, progress: Progress
 
     Parameters
     ----------
-    source : path, URI, glob, directory, sequence of those, or pyarrow.Table
-        CSV (plain, gzip, zstd) and Parquet. Of a directory: its bar files by name, without subdirectories.
+    source : path, URI, glob, directory, sequence of those, pyarrow.Table or data frame
+        A data frame is one with Arrow's stream interface, such as of pandas and Polars. Of a directory: its bar files
+        by name, without subdirectories.
     options : ReadOptions, optional
         What the files don't tell.
     progress : callable, optional

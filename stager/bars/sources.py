@@ -198,8 +198,8 @@ def find(source: Any) -> list[BarFile]:
             raise BarsError("no input was given; name a bar file")
         return [found for item in source for found in find(item)]
     raise BarsError(
-        f"the input is a {type(source).__name__}; give a path, a URI, a glob, a directory, a sequence of those, or a "
-        "pyarrow.Table"
+        f"the input is {source!r:.60}; give a path, a URI, a glob, a directory, a sequence of those, a "
+        "pyarrow.Table, or a data frame"
     )
 
 

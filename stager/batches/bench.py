@@ -49,7 +49,7 @@ def bench(
 
     Parameters
     ----------
-    source : path, Pack or pyarrow.Table
+    source : path, Pack, pyarrow.Table or data frame
     config : str or Path, optional
         As in :meth:`stager.Stager.from_config`; its own source is not used. Without one, all windows are served.
     seconds : float

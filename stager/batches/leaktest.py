@@ -95,7 +95,7 @@ def leaktest(
 
     Parameters
     ----------
-    source : Pack, path, or pyarrow.Table
+    source : Pack, path, pyarrow.Table or data frame
         The bars themselves, before anything is derived from them.
     window, dilation, target, normalize
         As of a :class:`stager.Stager`.
@@ -161,7 +161,7 @@ def leaktest_of(source: PackSource, config: str | Path, *, decisions: int = 8, s
 
     Parameters
     ----------
-    source : Pack, path, or pyarrow.Table
+    source : Pack, path, pyarrow.Table or data frame
         The bars that ``[derive]`` and ``[panel]`` begin with.
     config : str or Path
         As in :meth:`stager.Stager.from_config`; its own source is not used.

@@ -63,7 +63,7 @@ def plan_of(source: PackSource, config: str | Path) -> Planned:
 
     Parameters
     ----------
-    source : path, Pack or pyarrow.Table
+    source : path, Pack, pyarrow.Table or data frame
     config : str or Path
         As in :meth:`stager.Stager.from_config`; its own source is not used.
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from stager.bars.inputs import DataFrame
 from stager.bars.memory import check_host
 from stager.bars.threads import thread_count
 from stager.batches.devices import Device, choose_device
@@ -28,7 +29,8 @@ from stager.packs.packing import pack_in_memory
 
 Placement = Literal["auto", "device", "host"]
 T = TypeVar("T")
-PackSource = str | Path | pa.Table | Pack
+# A pack, its path, or bars: a file, a table or a data frame in memory.
+PackSource = str | Path | pa.Table | DataFrame | Pack
 
 
 class StagingOptions(msgspec.Struct, frozen=True):
@@ -176,8 +178,8 @@ def stage(
 
     Parameters
     ----------
-    source : path of a pack, Pack, bar file, or pyarrow.Table
-        A bar file or Table is staged from memory; no pack is written.
+    source : path of a pack, Pack, bar file, pyarrow.Table or data frame
+        Bars of a file, table or data frame are staged from memory; no pack is written.
     device : str
         "auto" (a GPU where one is usable), "cpu", "cuda" or "cuda:N".
     placement : {"auto", "device", "host"}
@@ -248,7 +250,7 @@ def as_pack(source: PackSource, progress: Callable[[str, int, int], None] | None
     """The pack that `source` is, names, or holds the bars of."""
     if isinstance(source, Pack):
         return source
-    if not isinstance(source, pa.Table):
+    if isinstance(source, (str, Path)):
         path = Path(source)
         if (path / MANIFEST).is_file() or path.suffix == ".pack":
             return open_pack(path)

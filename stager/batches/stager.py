@@ -26,7 +26,7 @@ from stager.samples.normalize import DType, Normalize, as_normalize
 from stager.samples.panel_index import find_samples
 from stager.samples.schedule import by_time
 from stager.samples.schemes import Scheme, read_scheme
-from stager.samples.select import Select
+from stager.samples.select import Select, check_select
 
 
 class Stager(Served):
@@ -36,7 +36,7 @@ class Stager(Served):
 
     Parameters
     ----------
-    source : Resident, Pack, path, or pyarrow.Table
+    source : Resident, Pack, path, pyarrow.Table or data frame
         Of a :func:`panel`, a sample is an instant with all of its symbols. A Resident is borrowed: ``close()`` frees
         nothing of it. Anything else is staged and owned.
     window : int
@@ -128,6 +128,7 @@ class Stager(Served):
             raise SampleError(f"dtype is {dtype!r}; there are {', '.join(map(repr, get_args(DType)))}")
         self.target, self.window, self.dilation, self.dtype = target, int(window), int(dilation), dtype
         self._scaling = as_normalize(normalize)
+        check_select(select)
         self._owned = not isinstance(source, Resident)
         if isinstance(source, Resident):
             resident = source

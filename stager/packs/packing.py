@@ -64,7 +64,7 @@ def pack(
 
     Parameters
     ----------
-    source : path, URI, glob, directory, sequence of these, or pyarrow.Table
+    source : path, URI, glob, directory, sequence of these, pyarrow.Table or data frame
         CSV or Parquet input, plain or compressed.
     out : path, optional
         The pack's directory; by default beside a single input, ``bars.csv`` -> ``bars.pack``.

@@ -26,7 +26,7 @@ from stager.samples.labelling import Targets
 from stager.samples.normalize import FITTED, LAST, RAW, Normalize, fit
 from stager.samples.panel import empty_places
 from stager.samples.runs import IntArray
-from stager.samples.select import Select
+from stager.samples.select import Select, check_select
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -196,6 +196,7 @@ def find_samples(
     SampleError
         As :func:`stager.samples.building.build_index`.
     """
+    check_select(select)
     layout = pack.manifest.panel
     if layout is None:
         return pack, build_index(pack, window, target, select, normalize, dilation)

@@ -120,6 +120,17 @@ class Select:
         )
 
 
+def check_select(select: Any) -> None:
+    """Refuse what is no selection.
+
+    Raises
+    ------
+    SampleError
+    """
+    if not isinstance(select, Select):
+        raise SampleError(f"select is {select!r:.80}; give Select(...)")
+
+
 def nanoseconds(instant: Any) -> int:
     """Nanoseconds since 1970 UTC of an instant written as in :class:`Select`; raises SampleError if it is none."""
     try:
