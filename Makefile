@@ -32,9 +32,10 @@ demo: setup  ## make bars up, pack them, and train on them
 test: setup  ## run the tests (those that need a GPU are skipped without one)
 	$(PY) -m pytest -q -m "not wheel and not service"
 
-# A missing browser or S3 server fails here, and is only told by `make test`.
+# A missing browser, S3 server or fsspec fails here, and is only told by `make test`.
 check: export STAGER_REQUIRE_BROWSER = 1
 check: export STAGER_REQUIRE_S3 = 1
+check: export STAGER_REQUIRE_REMOTE = 1
 check:  ## lint, types, layers, all tests, the wheel in an empty environment
 	$(SETUP) dev
 	$(MAKE) lint PY=$(PY)

@@ -56,6 +56,13 @@ def find_ragged(opened: Opened, sample: Sample) -> BarsError | None:
                 line=number,
             )
         found = fields(line, sample.delimiter)
+        if sample.has_header and len(found) > expected and {len(cells) for _, cells in sample.rows} == {len(found)}:
+            return BarsError(
+                f"every row has {len(found)} fields, and the header names {expected}: {line[:80]!r}; name all of them "
+                "as `positions` of a format (`stager formats new FILE` drafts one) and give it with --format",
+                path=opened.source.name,
+                line=number,
+            )
         if len(found) != expected:
             return BarsError(
                 f"the row has {len(found)} fields, and the header has {expected}: {line[:80]!r}; the line is cut, or a "

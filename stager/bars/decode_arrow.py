@@ -44,7 +44,7 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
 
     try:
         if opened.data is None and opened.compression is None:
-            file: Any = source.open()
+            file: Any = opened.raw()
         else:
             room.check(opened.unpacked_nbytes(), "compressed Parquet is not read in parts; unpack it")
             with opened.stream() as stream:
@@ -55,6 +55,8 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
     try:
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
         schema, n_rows = parquet.schema_arrow, parquet.metadata.num_rows
+    except BarsError:
+        raise
     except Exception:
         raise refuse("the Parquet file is truncated or damaged (its footer can't be read); get it again") from None
     described, decisions = choose_named(schema, source.file_name, options, refuse)
@@ -69,6 +71,8 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
             table = parquet.read(columns=names, use_pandas_metadata=False)
             table = pa.table({name: table[name] for name in names})
             table.validate(full=True)
+        except BarsError:
+            raise
         except Exception:
             raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
         yield _of_file(table, layout, wanted, source, options)
@@ -86,6 +90,8 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
             batch = next(batches, None)
             if batch is not None:
                 batch.validate(full=True)
+        except BarsError:
+            raise
         except Exception:
             raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
         if batch is None:

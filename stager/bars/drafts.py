@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stager.bars.detect import SYMBOL_NAMES, TIME_NAMES, VOLUME_NAMES, is_number, normalise, time_form
 from stager.bars.options import PRICES, ReadOptions
@@ -35,6 +37,12 @@ def draft(file: str, options: ReadOptions) -> str:
     if opened.content != "text":
         raise BarsError(f"is {opened.content}, not text; its columns have names, give them with --column", path=file)
     sample = sample_csv(opened, options)
+    widths = {len(cells) for _, cells in sample.rows}
+    skipped = None
+    if sample.has_header and len(widths) == 1 and max(widths) > len(sample.names):
+        # The header does not name all columns, so that nothing is known of any.
+        skipped, names = sample.header, tuple(str(number) for number in range(1, max(widths) + 1))
+        sample = replace(sample, names=names, has_header=False)
     names = [name.strip() for name in sample.names]
     rows = [cells for _, cells in sample.rows if len(cells) == len(names)]
     plain = [normalise(name) for name in names]
@@ -49,6 +57,7 @@ def draft(file: str, options: ReadOptions) -> str:
         'title = "FILL IN: whose files these are"',
         f"{'header' if sample.has_header else 'positions'} = {json.dumps(names, ensure_ascii=False)}",
         f"delimiter = {json.dumps(sample.delimiter)}",
+        *([] if skipped is None else [f"skip = [{json.dumps(re.escape(skipped), ensure_ascii=False)}]"]),
         *([f"encoding = {json.dumps(options.encoding)}"] if options.encoding else []),
         '# label = "close"          # if a time marks the end of its bar',
         '# adjustment = "raw"       # or split, total',

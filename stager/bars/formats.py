@@ -66,7 +66,8 @@ class NumberRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class SymbolRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The symbol, where no column holds it: the group of a regular expression over the file's name without endings."""
+    """The symbol, where no column holds it: the groups of a regular expression over the file's name without endings,
+    joined; a group that is not there is left out."""
 
     from_file: str
     upper: bool = False
@@ -129,7 +130,8 @@ class Format(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         match = None if self.symbol is None else re.search(self.symbol.from_file, stem)
         if match is None or self.symbol is None:
             return None
-        return match[1].upper() if self.symbol.upper else match[1]
+        found = "".join(group for group in match.groups() if group)
+        return (found.upper() if self.symbol.upper else found) or None
 
 
 @cache
@@ -185,11 +187,11 @@ def load(path: str) -> Format:
 
 def _check(found: Format) -> None:
     symbol = None if found.symbol is None else found.symbol.from_file
-    for expression, n_groups in (
-        (found.files, None),
-        *((each, None) for each in found.skip),
-        (found.time.date_from_file, 1),
-        (symbol, 1),
+    for expression, fewest, most in (
+        (found.files, 0, None),
+        *((each, 0, None) for each in found.skip),
+        (found.time.date_from_file, 1, 1),
+        (symbol, 1, None),
     ):
         if expression is None:
             continue
@@ -197,8 +199,10 @@ def _check(found: Format) -> None:
             groups = re.compile(expression).groups
         except re.error as error:
             raise ConfigError(f"{expression!r} is no regular expression: {error}") from None
-        if n_groups is not None and groups != n_groups:
-            raise ConfigError(f"{expression!r} needs one group (...) that holds what is looked for")
+        if groups < fewest or (most is not None and groups > most):
+            raise ConfigError(
+                f"{expression!r} needs {'one' if most else 'at least one'} group (...) that holds what is looked for"
+            )
     roles = [role for role in ROLES if role in found.columns]
     missing = [role for role in ("time", *PRICES) if role not in roles]
     if missing:

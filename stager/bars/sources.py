@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from stager.bars import remote
 from stager.bars.room import Room
 from stager.bars.unpack import to_utf8, unzipped, unzipped_nbytes
 from stager.errors import BarsError
@@ -30,7 +31,6 @@ ENDINGS = (
 _STEM = re.compile(
     r"(\.(csv|txt|tsv|parquet|pq|json|jsonl|ndjson|feather|arrow|gz|gzip|zst|zstd|zip))+$", re.IGNORECASE
 )
-_URI = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 HEAD_NBYTES = 1 << 18
 # Of a compressed file so much is unpacked to tell how large all of it is.
@@ -68,12 +68,12 @@ class BarFile:
 
     def open(self) -> pa.NativeFile:
         """The bytes as they are; a local file is mapped."""
+        if self.filesystem is not None:
+            return remote.open_file(self.filesystem, self.path, self.name, self.size_nbytes)
         try:
-            if self.filesystem is None:
-                return pa.memory_map(os.fsencode(self.path), "r")  # type: ignore[arg-type]
-            return self.filesystem.open_input_file(self.path)
+            return pa.memory_map(os.fsencode(self.path), "r")  # type: ignore[arg-type]
         except (OSError, pa.ArrowException) as error:
-            raise BarsError(f"can't be opened: {_reason(error)}", path=self.name) from None
+            raise BarsError(f"can't be opened: {remote.reason(error)}", path=self.name) from None
 
     @property
     def modified(self) -> int | None:
@@ -82,7 +82,7 @@ class BarFile:
             if self.filesystem is None:
                 return os.stat(self.path).st_mtime_ns
             return self.filesystem.get_file_info(self.path).mtime_ns
-        except (OSError, pa.ArrowException):
+        except Exception:  # clients of stores have errors of their own
             return None
 
     @property
@@ -93,16 +93,21 @@ class BarFile:
     @property
     def file_name(self) -> str:
         """The last part of the path."""
-        return re.split(r"[/\\]", self.path)[-1]
+        return self._parts[-1]
 
     @property
     def partition(self) -> str | None:
         """The symbol in a folder's name such as ``symbol=AAPL``."""
-        for part in reversed(re.split(r"[/\\]", self.path)[:-1]):
+        for part in reversed(self._parts[:-1]):
             key, sign, value = part.partition("=")
             if sign and value and key.lower() in ("symbol", "ticker"):
                 return unquote(value)
         return None
+
+    @property
+    def _parts(self) -> list[str]:
+        # An address has options behind it.
+        return list(map(unquote, self.name.split("/"))) if remote.is_http(self.name) else re.split(r"[/\\]", self.path)
 
 
 @dataclass
@@ -115,6 +120,8 @@ class Opened:
     head: bytes
     is_whole: bool
     tell: Callable[[], int] = field(default=lambda: 0)
+    # All bytes of a small file elsewhere, as they are there: it is fetched once.
+    fetched: bytes | None = None
     # The content, where it had to be rewritten before parsing; then it is not compressed.
     data: bytes | pa.Buffer | None = None
 
@@ -127,7 +134,7 @@ class Opened:
         """Bytes of the unpacked content; of a compressed file about as many, by how its beginning was compressed."""
         if self.data is not None or self.compression is None:
             return self.size_nbytes
-        with self.source.open() as raw, pa.CompressedInputStream(raw, self.compression) as stream:
+        with self.raw() as raw, pa.CompressedInputStream(raw, self.compression) as stream:
             n_unpacked = n_packed = 0
             while n_unpacked < _LOOK_NBYTES and (some := len(stream.read(1 << 20))):
                 n_unpacked += some
@@ -135,6 +142,10 @@ class Opened:
         if n_packed >= self.source.size_nbytes and n_unpacked < _LOOK_NBYTES:
             return n_unpacked
         return n_unpacked * self.source.size_nbytes // max(1, n_packed)
+
+    def raw(self) -> pa.NativeFile:
+        """A new stream of the bytes as they are in the file."""
+        return self.source.open() if self.fetched is None else pa.BufferReader(self.fetched)
 
     def read(self) -> bytes:
         """All unpacked bytes.
@@ -159,7 +170,7 @@ class Opened:
         """A new stream of the unpacked bytes; ``tell`` then gives how many packed bytes were read."""
         if self.data is not None:
             return pa.BufferReader(self.data)
-        raw = self.source.open()
+        raw = self.raw()
         self.tell = raw.tell
         if self.compression is None:
             return raw
@@ -206,7 +217,7 @@ def find(source: Any) -> list[BarFile]:
 def _find_one(name: str) -> list[BarFile]:
     if not name or "\0" in name:
         raise BarsError(f"{name!r} is no path; name a bar file")
-    if _URI.match(name):
+    if remote.is_uri(name):
         return _find_uri(name)
     path = Path(name)
     try:
@@ -231,7 +242,7 @@ def _find_one(name: str) -> list[BarFile]:
             return [_local(file) for file in files]
         return [_local(name)]
     except OSError as error:
-        raise BarsError(f"can't be read: {_reason(error)}", path=name) from None
+        raise BarsError(f"can't be read: {remote.reason(error)}", path=name) from None
 
 
 def _local(name: str) -> BarFile:
@@ -245,34 +256,62 @@ def _local(name: str) -> BarFile:
 
 
 def _find_uri(uri: str) -> list[BarFile]:
-    name = _without_secrets(uri)
+    name = remote.without_secrets(uri)
     try:
-        filesystem, path = pafs.FileSystem.from_uri(uri)
-        info = filesystem.get_file_info(path)
-        if info.type == pafs.FileType.Directory:
-            entries = filesystem.get_file_info(pafs.FileSelector(path))
-            files = sorted(
-                (entry for entry in entries if entry.type == pafs.FileType.File and _is_bar_file(entry.base_name)),
-                key=lambda entry: str(entry.base_name),
-            )
-            if not files:
-                raise BarsError(_no_bar_files("the directory"), path=name)
-            prefix = name.rstrip("/")
-            return [BarFile(f"{prefix}/{file.base_name}", file.size or 0, file.path, filesystem) for file in files]
-    except (OSError, pa.ArrowException, ValueError) as error:
-        if isinstance(error, BarsError):
-            raise
-        raise BarsError(f"can't be opened: {_reason(error).replace(uri, name)}", path=name) from None
-    if info.type != pafs.FileType.File:
-        raise BarsError("there is no such file", path=name)
+        filesystem, path = remote.connect(uri)
+        # The address of a page that lists files is no file.
+        is_page = remote.is_http(uri) and path.endswith("/")
+        info: Any = None if is_page else filesystem.get_file_info(path)
+        if is_page or (info is not None and info.type == pafs.FileType.Directory):
+            return _files_below(filesystem, path.rstrip("/"), name.rstrip("/"))
+        if info is not None and info.type == pafs.FileType.File:
+            return [_far(name, info, filesystem)]
+        pattern = remote.matching(path)
+        if pattern is not None:
+            base, matches = pattern
+            is_deep = "/" in path[len(base) + 1 :] or "**" in path
+            entries = filesystem.get_file_info(pafs.FileSelector(base, recursive=is_deep))
+            found = [one for one in entries if one.type == pafs.FileType.File and matches(one.path)]
+            if not found:
+                raise BarsError("no file matches this pattern", path=name)
+            above = remote.without_secrets(base) if remote.is_http(base) else base.strip("/")
+            return _far_files(filesystem, base, name[: name.index(above) + len(above)], found)
+    except BarsError:
+        raise
+    except Exception as error:  # clients of stores have errors of their own
+        raise BarsError(f"can't be opened: {remote.reason(error).replace(uri, name)}", path=name) from None
+    raise BarsError("there is no such file", path=name)
+
+
+def _files_below(filesystem: pafs.FileSystem, path: str, name: str) -> list[BarFile]:
+    """The bar files of a folder elsewhere, and of its folders ``key=value`` if it has some."""
+    entries: Any = filesystem.get_file_info(pafs.FileSelector(path))
+    if any(one.type == pafs.FileType.Directory and "=" in one.base_name for one in entries):
+        entries = [
+            one
+            for one in filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
+            if "=" in one.path.strip("/")[len(path.strip("/")) + 1 :].partition("/")[0]
+        ]
+    files = [one for one in entries if one.type == pafs.FileType.File and _is_bar_file(one.base_name)]
+    names = set(_without_notes([one.base_name for one in files]))
+    files = [one for one in files if one.base_name in names]
+    if not files:
+        raise BarsError(_no_bar_files("the directory"), path=name)
+    return _far_files(filesystem, path, name, files)
+
+
+def _far_files(filesystem: pafs.FileSystem, base: str, name: str, files: list[pafs.FileInfo]) -> list[BarFile]:
+    files = sorted(files, key=lambda one: str(one.path))
+    if any(one.size is None for one in files):
+        files = filesystem.get_file_info([one.path for one in files])
+    start = len(base.strip("/"))
+    return [_far(f"{name}{one.path.lstrip('/')[start:]}", one, filesystem) for one in files]
+
+
+def _far(name: str, info: pafs.FileInfo, filesystem: pafs.FileSystem) -> BarFile:
     if isinstance(filesystem, pafs.LocalFileSystem):
-        return [BarFile(name, info.size or 0, path)]
-    return [BarFile(name, info.size or 0, path, filesystem)]
-
-
-def _without_secrets(uri: str) -> str:
-    """The URI as it may be printed and kept in a manifest: without user, password and options."""
-    return re.sub(r"^([^:/?#]+://)[^/?#]*@", r"\1", uri).partition("?")[0]
+        return BarFile(name, info.size or 0, info.path)
+    return BarFile(name, info.size or 0, info.path, filesystem)
 
 
 def _without_notes(names: list[str]) -> list[str]:
@@ -288,14 +327,6 @@ def _no_bar_files(what: str) -> str:
     return (
         f"{what} holds no bar files ({' '.join('*' + ending for ending in ENDINGS)}); subdirectories are not searched"
     )
-
-
-def _reason(error: BaseException) -> str:
-    """The system's own words, without Arrow's."""
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno).lower()
-    detail = str(error).splitlines()[0] if str(error) else ""
-    return re.sub(r"\s*\[errno \d+\].*?:\s*", " ", detail, flags=re.IGNORECASE)[:200] or type(error).__name__
 
 
 def look(source: BarFile, encoding: str | None = None, room: Room | None = None) -> Opened:
@@ -314,10 +345,12 @@ def look(source: BarFile, encoding: str | None = None, room: Room | None = None)
 
     if source.size_nbytes == 0:
         raise refuse("the file is empty")
+    is_small = source.filesystem is not None and source.size_nbytes <= remote.FETCHED_NBYTES
     with source.open() as raw:
-        head = raw.read(HEAD_NBYTES)
+        fetched = raw.read() if is_small else None
+        head = raw.read(HEAD_NBYTES) if fetched is None else fetched[:HEAD_NBYTES]
     compression = next((name for magic, name in _COMPRESSIONS if head.startswith(magic)), None)
-    opened = Opened(source, compression, "text", head, is_whole=source.size_nbytes <= len(head))
+    opened = Opened(source, compression, "text", head, is_whole=source.size_nbytes <= len(head), fetched=fetched)
     if compression is not None:
         try:
             with opened.stream() as stream:
@@ -327,7 +360,7 @@ def look(source: BarFile, encoding: str | None = None, room: Room | None = None)
             raise damaged(source, compression) from None
     if opened.head.startswith(b"PK\x03\x04"):
         if room.nbytes is not None:
-            with source.open() as raw:
+            with opened.raw() as raw:
                 room.check(
                     source.size_nbytes + 2 * unzipped_nbytes(raw), "zip archives are not read in parts; unpack it"
                 )
@@ -363,7 +396,7 @@ def look(source: BarFile, encoding: str | None = None, room: Room | None = None)
         if half and (half[1::2].count(0) * 2 > len(half) // 2 or half[::2].count(0) * 2 > len(half) // 2):
             raise refuse("the file looks like UTF-16 text without its mark; say --encoding utf-16-le or utf-16-be")
         raise refuse("the file holds NUL bytes: it is no text, or damaged")
-    if source.path.lower().endswith((".parquet", ".pq")):
+    if source.file_name.lower().endswith((".parquet", ".pq")):
         raise refuse("the file is named Parquet but doesn't begin as one; it is damaged, or something else")
     return opened
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from bars.conftest import ReadText, decided, instants, lines, one_symbol
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stager.bars.drafts import draft
 from stager.bars.formats import NumberRule, built_in, named, text_of, vocabulary
 from stager.bars.numbers import Marks, marks_of, read_numbers
 from stager.bars.patterns import parse, possible, regex_of
@@ -306,3 +308,22 @@ def test_dates_beside_an_empty_clock_and_beyond_int64(read_text: ReadText) -> No
     assert bars.timestamps == "session"
     with pytest.raises(BarsError, match="int64 nanoseconds"):
         read_text(lines("13/04/2262,1,2,1,2", header="date,open,high,low,close"), allow_years=(1900, 2261))
+
+
+def test_a_header_that_names_too_few_columns_is_told_and_drafted(tmp_path: Path) -> None:
+    text = "Date,Open,High,Low,Close,Volume\n" + "".join(
+        f"2024-05-0{day},09:01:00,1,2,0.5,1.5,7\n" for day in range(1, 8)
+    )
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    with pytest.raises(BarsError, match=r":2: every row has 7 fields, and the header names 6: .*formats new"):
+        read(path)
+    drafted = draft(str(path), ReadOptions())
+    described = re.sub(r'"FILL IN: .*"', '"mine"', drafted)
+    for number, role in enumerate(("open", "high", "low", "close"), start=3):
+        described = described.replace(f'{role} = "FILL IN"', f'{role} = "column {number}"')
+    described = described.replace('time = "column 1"', 'time = ["column 1", "column 2"]')
+    (tmp_path / "mine.toml").write_text(described)
+    bars = read(path, ReadOptions(format=f"{tmp_path}/mine.toml", zone="UTC", interval="1d"))
+    assert bars.table["high"].to_pylist() == [2.0] * 7
+    assert bars.symbols == ("x",)

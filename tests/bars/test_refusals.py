@@ -117,7 +117,7 @@ def test_sources_that_are_not_there(tmp_path: Path) -> None:
         (pipe, "no regular file"),
         ((tmp_path / "none.csv").as_uri(), "no such file"),
         (tmp_path.as_uri(), "no bar files"),
-        ("nonsense://host/x.csv", "can't be opened"),
+        ("nonsense://host/x.csv", "nonsense://.*(pip install|use s3://)"),
         ("", "no path"),
         ([], "no input"),
         (42, "give a path"),
