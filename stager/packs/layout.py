@@ -215,17 +215,19 @@ def open_part(folder: Path, manifest: Manifest, segment: Segment) -> Part:
 def block_checksums(file: Path) -> list[str]:
     """BLAKE2b (16 bytes, hex) of each 64 MiB block of a file, several blocks at a time."""
 
-    def digest(index: int) -> str:
-        state = hashlib.blake2b(digest_size=16)
-        with file.open("rb") as stream:
-            stream.seek(index * BLOCK_NBYTES)
-            left = BLOCK_NBYTES
-            while left and (data := stream.read(min(left, 1 << 20))):
-                state.update(data)
-                left -= len(data)
-        return state.hexdigest()
+    return parallel(lambda index: block_checksum(file, index), range(-(-file.stat().st_size // BLOCK_NBYTES)))
 
-    return parallel(digest, range(-(-file.stat().st_size // BLOCK_NBYTES)))
+
+def block_checksum(file: Path, index: int) -> str:
+    """That of one block."""
+    state = hashlib.blake2b(digest_size=16)
+    with file.open("rb") as stream:
+        stream.seek(index * BLOCK_NBYTES)
+        left = BLOCK_NBYTES
+        while left and (data := stream.read(min(left, 1 << 20))):
+            state.update(data)
+            left -= len(data)
+    return state.hexdigest()
 
 
 def role_of(name: str) -> Role:
