@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
@@ -207,11 +208,11 @@ def connected(cluster: Any, n_workers: int | None = None) -> Iterator[Cluster]:
                 yield made
         elif cluster == "local":
             n_workers = thread_count() if n_workers is None else n_workers
-            with (
-                LocalCluster(n_workers=n_workers, threads_per_worker=1, dashboard_address=":0") as local,
-                Client(local) as client,
-                Cluster(client, "local") as made,
-            ):
+            with _uninterrupted():
+                started = LocalCluster(
+                    n_workers=n_workers, threads_per_worker=1, dashboard_address=":0", silence_logs=logging.CRITICAL
+                )
+            with started as local, Client(local) as client, Cluster(client, "local") as made:
                 yield made
         else:
             try:
@@ -228,6 +229,19 @@ def connected(cluster: Any, n_workers: int | None = None) -> Iterator[Cluster]:
             finally:
                 with suppress(Exception):
                     client.close(timeout=2)
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Processes that are started meanwhile leave Ctrl-C to this one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
