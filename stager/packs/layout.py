@@ -21,6 +21,7 @@ import hashlib
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,9 @@ from stager.packs.fingerprints import fingerprint_of
 from stager.packs.held import Held, Joined, Part, contiguous
 from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Role, Segment, read_manifest, settled
 from stager.packs.rows import RowsFile
+
+if TYPE_CHECKING:
+    from stager.packs.sharding import Shard
 
 __all__ = ["BLOCK_NBYTES", "FORMAT_VERSION", "MANIFEST", "PRICES", "Manifest", "Pack", "open_pack"]
 
@@ -61,6 +65,8 @@ class Pack:
         Symbol ``i`` owns rows ``first_rows[i] : first_rows[i] + counts[i]``.
     parts : tuple of Part
         The opened segments; none in memory.
+    shard : Shard or None
+        Which part of a pack on disk this is, if it is one.
     """
 
     def __init__(
@@ -72,8 +78,9 @@ class Pack:
         first_rows: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
         parts: tuple[Part, ...] = (),
+        shard: Shard | None = None,
     ) -> None:
-        self.path, self.manifest, self.held, self.parts = path, manifest, held, parts
+        self.path, self.manifest, self.held, self.parts, self.shard = path, manifest, held, parts, shard
         self.symbols, self.first_rows, self.counts = symbols, first_rows, counts
 
     def __repr__(self) -> str:
