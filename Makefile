@@ -30,7 +30,7 @@ demo: setup  ## make bars up, pack them, and train on them
 	$(PY) examples/train.py demo/bars.pack
 
 test: setup  ## run the tests (those that need a GPU are skipped without one)
-	$(PY) -m pytest -q -m "not wheel and not service"
+	$(PY) -m pytest -q -m "not wheel and not service and not cluster"
 
 # A missing browser, S3 server or fsspec fails here, and is only told by `make test`.
 check: export STAGER_REQUIRE_BROWSER = 1
@@ -42,7 +42,7 @@ check:  ## lint, types, layers, all tests, the wheel in an empty environment
 	$(PY) -m pytest -q
 
 fuzz: setup  ## the tests on examples drawn anew, another set at each call
-	STAGER_EXAMPLES=fuzz $(PY) -m pytest -q -m "not wheel and not service"
+	STAGER_EXAMPLES=fuzz $(PY) -m pytest -q -m "not wheel and not service and not cluster"
 
 lint:  ## ruff, mypy and the import contracts
 	$(PY) -m ruff check

@@ -34,6 +34,7 @@ def show(summary: Summary, as_json: bool, usage: Usage | None = None) -> None:
 
 def _taken(usage: Usage) -> Iterator[tuple[str, str]]:
     took = f"{format_nbytes(usage.anonymous_nbytes)} of memory at most, of {format_nbytes(usage.memory_nbytes)}"
+    took += f" in each of {usage.n_processes} processes" if usage.n_processes else ""
     took += f", {format_nbytes(usage.scratch_nbytes)} of scratch" if usage.scratch_nbytes else ", no scratch"
     if usage.group_nbytes is not None:
         took += f"; its container has taken {format_nbytes(usage.group_nbytes)} at most, page cache too"

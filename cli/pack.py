@@ -32,8 +32,16 @@ def _nbytes(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @click.option("--memory", metavar="SIZE", callback=_nbytes,
               help="Memory that it may take, such as 2GiB; rows beyond go to a scratch file beside the pack, and files "
               "larger than its share are read in parts [a quarter of the machine or container].")  # fmt: skip
-@click.option("--workers", type=click.IntRange(min=1), metavar="N",
-              help="Files, then parts of the rows, worked on at once [as many as cores, 128 MiB each].")  # fmt: skip
+@click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Files, then parts of the rows, worked on here at once [as many as cores, 128 MiB each].",
+)
+@click.option("--cluster", metavar="ADDRESS",
+              help="Pack on the workers of a Dask cluster, by the address of its scheduler: tcp://scheduler:8786; or "
+              "'local', on as many processes of this machine as --workers says. All of them must see FILES and DIR "
+              "under the same path; --memory is that of each.")  # fmt: skip
 @click.option("--resume", is_flag=True,
               help="Go on with what a killed `stager pack` left in DIR.partial; give the same FILES and options. Files "
               "that were changed since are read again.")  # fmt: skip
@@ -47,6 +55,7 @@ def pack(
     read: ReadOptions,
     memory: int | None,
     workers: int | None,
+    cluster: str | None,
     resume: bool,
     discard: bool,
     as_json: bool,
@@ -63,10 +72,17 @@ def pack(
         raise click.UsageError("Missing argument 'FILES...'.")
     if append is not None and (out is not None or force):
         raise click.UsageError("--append adds to the pack it names; leave out --out and --force")
-    if append is not None and (memory is not None or workers is not None or resume or discard):
+    if append is not None and (memory is not None or workers is not None or cluster is not None or resume or discard):
         raise click.UsageError(
-            "--append reads its files into memory; leave out --memory, --workers, --resume, --discard"
+            "--append reads its files into memory; leave out --memory, --workers, --cluster, --resume, --discard"
         )
+    if cluster is not None and resume:
+        raise click.UsageError(
+            "on a cluster, what was lost is done again while the pack is made, and nothing is kept for --resume; leave "
+            "out one of them"
+        )
+    if workers is not None and cluster not in (None, "local"):
+        raise click.UsageError("--workers is for this machine; the cluster has its workers already. Leave it out")
     if resume and discard:
         raise click.UsageError("--resume goes on with what --discard removes; leave one out")
     source = files[0] if len(files) == 1 else list(files)
@@ -78,6 +94,20 @@ def pack(
     with Reporter() as progress:
         if append is not None:
             packed = append_to(append, source, read=read, progress=progress)
+        elif cluster is not None:
+            from stager.cluster.packing import pack_on
+
+            packed = pack_on(
+                cluster,
+                source,
+                out,
+                read=read,
+                overwrite=force,
+                progress=progress,
+                memory_nbytes=memory,
+                workers=workers,
+                usage=usage,
+            )
         else:
             packed = write_pack(
                 source,

@@ -33,6 +33,10 @@ Source: TypeAlias = PathLike | Sequence[PathLike] | pa.Table | DataFrame
 Progress: TypeAlias = Callable[[str, int, int], object]
 
 
+# Begins to take the rows of an input, by its number, in another process; and whether dates may be kept as they are.
+Elsewhere: TypeAlias = Callable[[int, bool], "Future[Taken]"]
+
+
 class Keeper(Protocol):
     """Where the rows of inputs are kept; called by several threads."""
 
@@ -65,6 +69,7 @@ def take_inputs(
     room_nbytes: int | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    elsewhere: Elsewhere | None = None,
 ) -> list[Taken]:
     """Read inputs and hand their checked rows on.
 
@@ -81,6 +86,8 @@ def take_inputs(
         Inputs that are read at once; by default as many as there are cores.
     progress : callable, optional
         Called on this thread with ("parse", bytes done, bytes in all).
+    elsewhere : callable, optional
+        Takes an input with :func:`take_input` in another process, whose keeper has the rows then.
 
     Returns
     -------
@@ -102,13 +109,20 @@ def take_inputs(
             tells[number] = tell
 
         source = inputs if isinstance(inputs, pa.Table) else inputs[number]
-        taken = _take(source, number, options, keeper, track, n_inputs == 1, dates, room_nbytes, stopped)
+        taken = take_input(source, number, options, keeper, track, n_inputs == 1, dates, room_nbytes, stopped)
         if isinstance(source, BarFile):
             tells[number] = lambda: source.size_nbytes
         return taken
 
+    def begin(number: int, dates: bool = True) -> Future[Taken]:
+        if elsewhere is None or isinstance(inputs, pa.Table):
+            return pool.submit(run, number, dates)
+        future, size_nbytes = elsewhere(number, dates), inputs[number].size_nbytes
+        future.add_done_callback(lambda _: tells.update({number: lambda: size_nbytes}))
+        return future
+
     missing = [number for number, one in enumerate(known) if one is None]
-    if n_inputs == 1 and progress is None:
+    if n_inputs == 1 and progress is None and elsewhere is None:
         try:
             return [run(0)] if missing else [one for one in known if one is not None]
         except ZoneMissing as error:
@@ -120,9 +134,9 @@ def take_inputs(
                 tells[number] = partial(int, inputs[number].size_nbytes)
     pool = ThreadPoolExecutor(min(max(1, len(missing)), workers or thread_count()), thread_name_prefix="stager-bars")
     try:
-        _watch({number: pool.submit(run, number) for number in missing}, known, tells, total, progress)
+        _watch({number: begin(number) for number in missing}, known, tells, total, progress)
         again = _dates_among_others([one for one in known if one is not None])
-        _watch({number: pool.submit(run, number, False) for number in again}, known, tells, total, progress)
+        _watch({number: begin(number, False) for number in again}, known, tells, total, progress)
     finally:
         # Nothing may be written for a reader that is gone, and a large file is not read to its end.
         stopped.set()
@@ -130,7 +144,7 @@ def take_inputs(
     return [one for one in known if one is not None]
 
 
-def _take(
+def take_input(
     source: BarFile | pa.Table,
     number: int,
     options: ReadOptions,
@@ -164,7 +178,7 @@ def _take(
             del each
         if any(part.is_dates for part in parts) and taken.n_rows and not taken.is_dates:
             # What looked like dates is not, and was handed on for nothing.
-            return _take(source, number, options, keeper, track, is_only, False, room_nbytes, stopped)
+            return take_input(source, number, options, keeper, track, is_only, False, room_nbytes, stopped)
         may_be_dates &= not taken.n_rows or taken.is_dates
         keeper.keep(number, symbols, pieces)
         del pieces

@@ -282,7 +282,7 @@ class Sheets:
     @property
     def is_stored(self) -> bool:
         """Whether some of the rows lie in a file."""
-        return any(isinstance(sheet.values, InFile) for sheet, _, _ in self._sheets)
+        return any(not isinstance(sheet.values, InMemory) for sheet, _, _ in self._sheets)
 
     def backward(self) -> tuple[Int64, Int64]:
         """Rows that came after a later one of their symbol.

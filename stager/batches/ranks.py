@@ -61,7 +61,12 @@ class Ranks:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Ranks:
-        """The ranks that torchrun and others tell by RANK, WORLD_SIZE and, where it is set, LOCAL_RANK.
+        """The ranks that the launcher tells in the environment.
+
+        Read are, in this order, the variables of the first launcher that has set any of its own: torchrun (RANK,
+        WORLD_SIZE, LOCAL_RANK), Open MPI (OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK), other MPIs (PMI_RANK, PMI_SIZE,
+        MPI_LOCALRANKID or PMI_LOCAL_RANK), Slurm (SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID). A launcher that was
+        started by another one, as torchrun by srun, comes before it.
 
         Never read by itself: under a scheduler that sets them for processes that train each on its own, every one would
         lose most of its data.
@@ -74,25 +79,93 @@ class Ranks:
         Raises
         ------
         ConfigError
-            If RANK or WORLD_SIZE is not set, one of them is no integer, or they contradict each other.
+            If none of them is set, a launcher has set only one of rank and size, one is no integer, or they contradict
+            each other.
         """
         environ = os.environ if environ is None else environ
-        found: dict[str, int] = {}
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
-            text = environ.get(name)
-            if text is None and name == "LOCAL_RANK":
-                continue
-            if text is None:
-                raise ConfigError(
-                    f"{name} is not set; start the processes with torchrun, set RANK and WORLD_SIZE, or leave ranks "
-                    f"out to train in one process"
-                )
-            try:
-                found[name] = int(text)
-            except ValueError:
-                raise ConfigError(f"{name} is {text!r} in the environment; it must be an integer") from None
+        launcher = next((one for one in _LAUNCHERS if one.told(environ)), None)
+        if launcher is None:
+            raise ConfigError(
+                "RANK is not set; start the processes with torchrun, mpirun or srun, set RANK and WORLD_SIZE, or leave "
+                "ranks out to train in one process"
+            )
+        found = launcher.read(environ)
+        told = ", ".join(f"{name}={value}" for name, value in found.items())
+        rank, size, *local = found.values()
         try:
-            return cls(found["RANK"], found["WORLD_SIZE"], found.get("LOCAL_RANK"))
+            ranks = cls(rank, size, local[0] if local else None)
         except ConfigError as error:
-            told = ", ".join(f"{name}={value}" for name, value in found.items())
             raise ConfigError(f"{error}; the environment says {told}") from None
+        if launcher is _TORCH and _ELASTIC not in environ:
+            _refuse_contradiction(ranks, environ)
+        return ranks
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """The variables of one: rank, number of ranks, and those that may tell the rank on the machine."""
+
+    rank: str
+    size: str
+    local: tuple[str, ...]
+    start: str
+
+    def told(self, environ: Mapping[str, str]) -> bool:
+        return any(name in environ for name in (self.rank, self.size, *self.local))
+
+    def read(self, environ: Mapping[str, str]) -> dict[str, int]:
+        """Rank, number of ranks and, where it is told, the rank on the machine, by variable."""
+        for name in (self.rank, self.size):
+            if name not in environ:
+                others = [other for other in (self.rank, self.size, *self.local) if other in environ]
+                raise ConfigError(
+                    f"{name} is not set, and {', '.join(others)} {'is' if len(others) == 1 else 'are'}; {self.start}, "
+                    f"or leave ranks out to train in one process"
+                )
+        names = [self.rank, self.size, *[name for name in self.local if name in environ][:1]]
+        return {name: _integer(name, environ[name]) for name in names}
+
+
+_TORCH = _Launcher("RANK", "WORLD_SIZE", ("LOCAL_RANK",), "start the processes with torchrun, set RANK and WORLD_SIZE")
+_SLURM = _Launcher(
+    "SLURM_PROCID", "SLURM_NTASKS", ("SLURM_LOCALID",), "start the processes with srun, set RANK and WORLD_SIZE"
+)
+_OPEN_MPI = _Launcher(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    ("OMPI_COMM_WORLD_LOCAL_RANK",),
+    "start the processes with mpirun, set RANK and WORLD_SIZE",
+)
+_PMI = _Launcher(
+    "PMI_RANK",
+    "PMI_SIZE",
+    ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"),
+    "start the processes with mpiexec, set RANK and WORLD_SIZE",
+)
+_LAUNCHERS = (_TORCH, _OPEN_MPI, _PMI, _SLURM)
+# torchrun numbers its processes by itself, on each node as it comes.
+_ELASTIC = "TORCHELASTIC_RUN_ID"
+
+
+def _integer(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{name} is {text!r} in the environment; it must be an integer") from None
+
+
+def _refuse_contradiction(ranks: Ranks, environ: Mapping[str, str]) -> None:
+    """Refuse RANK and WORLD_SIZE, set by hand, where another launcher says otherwise.
+
+    It may have started a launcher on every node, so there may be more ranks than it knows of; but if there are fewer,
+    several of its processes would train on the same part.
+    """
+    for other in (_OPEN_MPI, _PMI, _SLURM):
+        if other.rank not in environ or other.size not in environ:
+            continue
+        rank, size, *_ = other.read(environ).values()
+        if size > ranks.world_size or (size == ranks.world_size and rank != ranks.rank):
+            raise ConfigError(
+                f"RANK={ranks.rank} and WORLD_SIZE={ranks.world_size}, but {other.rank}={rank} and "
+                f"{other.size}={size}; unset those that are not of this training, or give Ranks(rank, world_size)"
+            )

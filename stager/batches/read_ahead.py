@@ -33,23 +33,27 @@ def read_ahead(pack: Pack) -> Callable[[int, int], None]:
 
 def _ask(rows: npt.NDArray[np.float32]) -> Callable[[int, int], None]:
     mapping: mmap.mmap = rows._mmap  # type: ignore[attr-defined]
-    header, size = len(mapping) - rows.nbytes, len(mapping)
+    address: int = np.frombuffer(mapping, np.uint8).ctypes.data
+    # Whole pages of the file, which the rows need not begin or end with.
+    begin = rows.ctypes.data - address
+    asked, end = begin // mmap.PAGESIZE * mmap.PAGESIZE, begin + rows.nbytes
     # To ask for what is there already takes longer than to copy it.
-    asked = size if _is_cached(mapping, rows.ctypes.data - header) else 0
+    if _is_cached(address + asked, end - asked):
+        asked = end
 
     def ask(first: int, stop: int) -> None:
         nonlocal asked
-        while asked < size and asked < header + stop + _READ_AHEAD_NBYTES:
-            mapping.madvise(mmap.MADV_WILLNEED, asked, min(_STEP_NBYTES, size - asked))
+        while asked < end and asked < begin + stop + _READ_AHEAD_NBYTES:
+            mapping.madvise(mmap.MADV_WILLNEED, asked, min(_STEP_NBYTES, end - asked))
             asked += _STEP_NBYTES
 
     return ask
 
 
-def _is_cached(mapping: mmap.mmap, address: int) -> bool:
-    """Whether pages all over the file are in the page cache."""
+def _is_cached(address: int, nbytes: int) -> bool:
+    """Whether pages all over some mapped bytes, from the beginning of a page on, are in the page cache."""
     flags = ctypes.create_string_buffer(1)
-    last_page = (len(mapping) - 1) // mmap.PAGESIZE
+    last_page = (nbytes - 1) // mmap.PAGESIZE
     for sample in range(_N_SAMPLES + 1):
         place = address + last_page * sample // _N_SAMPLES * mmap.PAGESIZE
         if ctypes.CDLL(None).mincore(ctypes.c_void_p(place), ctypes.c_size_t(1), flags) or not flags.raw[0] & 1:

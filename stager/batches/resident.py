@@ -6,7 +6,7 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -26,6 +26,7 @@ from stager.errors import ClosedError, ConfigError, StagingError
 from stager.packs.held import Joined
 from stager.packs.layout import MANIFEST, Pack, open_pack
 from stager.packs.packing import pack_in_memory
+from stager.packs.sharding import shard_of
 
 Placement = Literal["auto", "device", "host"]
 T = TypeVar("T")
@@ -172,6 +173,7 @@ def stage(
     *,
     device: str = "auto",
     placement: Placement = "auto",
+    shard: tuple[int, int] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Resident:
     """Stage rows: one allocation, one transfer.
@@ -185,6 +187,10 @@ def stage(
     placement : {"auto", "device", "host"}
         GPU memory, or registered host memory that the GPU reads over the bus. "auto" is "device", and "host" where
         CPU and GPU share one memory.
+    shard : (int, int), optional
+        ``(i, n)``: part i of n of a pack, where a node cannot hold all of it: whole segments of a pack that has
+        several, else a group of symbols. Only its samples are served, shuffled among themselves; parts differ in the
+        number of samples, see docs/scale.md.
     progress : callable(phase, done_nbytes, total_nbytes), optional
 
     Returns
@@ -196,11 +202,13 @@ def stage(
     ------
     BarsError, PackError
         If the source can't be read.
+    ConfigError
+        If there is no such shard.
     DeviceError, StagingError
         See :mod:`stager.errors`. After any failure nothing stays allocated or registered, but for what a driver call
         that never returned still uses.
     """
-    return stage_as(source, staging_options(device, placement), progress)
+    return stage_as(source, staging_options(device, placement), progress, shard)
 
 
 def staging_options(device: str = "auto", placement: str = "auto") -> StagingOptions:
@@ -214,13 +222,20 @@ def staging_options(device: str = "auto", placement: str = "auto") -> StagingOpt
 
 
 def stage_as(
-    source: PackSource, options: StagingOptions, progress: Callable[[str, int, int], None] | None = None
+    source: PackSource,
+    options: StagingOptions,
+    progress: Callable[[str, int, int], None] | None = None,
+    shard: tuple[int, int] | None = None,
 ) -> Resident:
     """:func:`stage` with resolved options."""
     chosen = choose_device(options.device)
     if chosen.index is None and options.placement == "device":
         raise ConfigError("placement='device' needs a GPU; on device='cpu' there is only placement='host'")
     pack = as_pack(source, progress)
+    if shard is not None:
+        if not isinstance(shard, Sequence) or len(shard) != 2:
+            raise ConfigError(f"shard is {shard!r}; give the shard's number and how many there are, such as (0, 4)")
+        pack = shard_of(pack, *shard)
     if chosen.index is None:
         if len(pack.parts) > 1:
             check_host(pack.rows_nbytes, "filled with the rows of all segments", "map one segment: `stager compact`")

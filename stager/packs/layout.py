@@ -21,6 +21,7 @@ import hashlib
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,9 @@ from stager.packs.fingerprints import fingerprint_of
 from stager.packs.held import Held, Joined, Part, contiguous
 from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Role, Segment, read_manifest, settled
 from stager.packs.rows import RowsFile
+
+if TYPE_CHECKING:
+    from stager.packs.sharding import Shard
 
 __all__ = ["BLOCK_NBYTES", "FORMAT_VERSION", "MANIFEST", "PRICES", "Manifest", "Pack", "open_pack"]
 
@@ -61,6 +65,8 @@ class Pack:
         Symbol ``i`` owns rows ``first_rows[i] : first_rows[i] + counts[i]``.
     parts : tuple of Part
         The opened segments; none in memory.
+    shard : Shard or None
+        Which part of a pack on disk this is, if it is one.
     """
 
     def __init__(
@@ -72,8 +78,9 @@ class Pack:
         first_rows: npt.NDArray[np.int64],
         counts: npt.NDArray[np.int64],
         parts: tuple[Part, ...] = (),
+        shard: Shard | None = None,
     ) -> None:
-        self.path, self.manifest, self.held, self.parts = path, manifest, held, parts
+        self.path, self.manifest, self.held, self.parts, self.shard = path, manifest, held, parts, shard
         self.symbols, self.first_rows, self.counts = symbols, first_rows, counts
 
     def __repr__(self) -> str:
@@ -215,17 +222,19 @@ def open_part(folder: Path, manifest: Manifest, segment: Segment) -> Part:
 def block_checksums(file: Path) -> list[str]:
     """BLAKE2b (16 bytes, hex) of each 64 MiB block of a file, several blocks at a time."""
 
-    def digest(index: int) -> str:
-        state = hashlib.blake2b(digest_size=16)
-        with file.open("rb") as stream:
-            stream.seek(index * BLOCK_NBYTES)
-            left = BLOCK_NBYTES
-            while left and (data := stream.read(min(left, 1 << 20))):
-                state.update(data)
-                left -= len(data)
-        return state.hexdigest()
+    return parallel(lambda index: block_checksum(file, index), range(-(-file.stat().st_size // BLOCK_NBYTES)))
 
-    return parallel(digest, range(-(-file.stat().st_size // BLOCK_NBYTES)))
+
+def block_checksum(file: Path, index: int) -> str:
+    """That of one block."""
+    state = hashlib.blake2b(digest_size=16)
+    with file.open("rb") as stream:
+        stream.seek(index * BLOCK_NBYTES)
+        left = BLOCK_NBYTES
+        while left and (data := stream.read(min(left, 1 << 20))):
+            state.update(data)
+            left -= len(data)
+    return state.hexdigest()
 
 
 def role_of(name: str) -> Role:

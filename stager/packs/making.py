@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from stager.bars.arrange import Conflict
+from stager.bars.checks import Piece
 from stager.bars.concluding import Came, conclude, conflicting
 from stager.bars.inputs import take_inputs
 from stager.bars.inspection import warnings_of
@@ -20,8 +22,9 @@ from stager.bars.merge import merge
 from stager.bars.options import ReadOptions
 from stager.bars.row_findings import Sorting
 from stager.bars.series_findings import no_bars
-from stager.bars.sheets import Sheets
+from stager.bars.sheets import Sheet, Sheets
 from stager.bars.sources import BarFile
+from stager.bars.taken import Taken
 from stager.errors import BarsError
 from stager.packs import layout
 from stager.packs.manifest import FORMAT_VERSION, Column, Manifest, readable
@@ -86,28 +89,65 @@ def make(
             progress=progress,
         )
         usage.scratch_nbytes = scratch.scratch_nbytes
-        merged = merge(taken, options)
-        sheets, symbols = _in_order(scratch, merged.columns)
-        if not symbols:
-            raise nothing_packed({"null price": sum(one.n_dropped for one in taken)})
-        placing = Placing.of(sheets, options.duplicates, budget.part_nbytes, budget.n_workers)
-        nbytes = 8 * (1 + len(merged.names)) * int(sheets.counts.sum())
 
-        def tell(done: int, total: int) -> None:
-            if progress:
-                progress("sort", nbytes * done // total, nbytes)
+        def place(sheets: Sheets) -> Placing:
+            return Placing.of(sheets, options.duplicates, budget.part_nbytes, budget.n_workers)
 
-        try:
-            looked = placing.look(tell)
-        except Conflict as conflict:
-            path = taken[0].name if len(taken) == 1 else None
-            raise conflicting(symbols[conflict.symbol], conflict.time, conflict.n_conflicts, path) from None
-        came = Came(list(scratch.symbols), scratch.rows(), isinstance(inputs, pa.Table))
-        sorting = _sorting(sheets, looked, symbols)
-        found = conclude(taken, merged, looked.times, symbols, sorting, came, options)
-        segment, written = write_segment_of(
-            placing, folder / "segment-0", merged.names, symbols, looked, found.opens, target, progress
-        )
+        is_table = isinstance(inputs, pa.Table)
+        return write_taken(taken, scratch, place, options, folder, target, progress, is_table=is_table)
+
+
+class KeptRows(Protocol):
+    """The rows of all inputs, as sheets."""
+
+    @property
+    def symbols(self) -> Mapping[str, int]:
+        """The numbers that sheets count in."""
+
+    def sheets(self) -> list[list[Sheet]]:
+        """The sheets of each input, in the order of its rows."""
+
+    def rows(self) -> list[Iterator[Piece]]:
+        """The rows of each input without columns, a sheet at a time; their codes count in ``symbols``."""
+
+
+def write_taken(
+    taken: Sequence[Taken],
+    kept: KeptRows,
+    place: Callable[[Sheets], Placing],
+    options: ReadOptions,
+    folder: Path,
+    target: Path,
+    progress: Progress | None,
+    *,
+    is_table: bool = False,
+) -> Manifest:
+    """Write the rows of all inputs as ``segment-0`` of a partial pack; raises as :func:`make`.
+
+    `kept` has the rows, and `place` cuts them into parts.
+    """
+    merged = merge(taken, options)
+    sheets, symbols = _in_order(kept, merged.columns)
+    if not symbols:
+        raise nothing_packed({"null price": sum(one.n_dropped for one in taken)})
+    placing = place(sheets)
+    nbytes = 8 * (1 + len(merged.names)) * int(sheets.counts.sum())
+
+    def tell(done: int, total: int) -> None:
+        if progress:
+            progress("sort", nbytes * done // total, nbytes)
+
+    try:
+        looked = placing.look(tell)
+    except Conflict as conflict:
+        path = taken[0].name if len(taken) == 1 else None
+        raise conflicting(symbols[conflict.symbol], conflict.time, conflict.n_conflicts, path) from None
+    sorting = _sorting(sheets, looked, symbols)
+    came = Came(list(kept.symbols), kept.rows(), is_table)
+    found = conclude(taken, merged, looked.times, symbols, sorting, came, options)
+    segment, written = write_segment_of(
+        placing, folder / "segment-0", merged.names, symbols, looked, found.opens, target, progress
+    )
     assert found.opens.interval is not None  # there are rows
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -159,14 +199,14 @@ def _sorting(sheets: Sheets, looked: Looked, symbols: Sequence[str]) -> Sorting:
     )
 
 
-def _in_order(scratch: Scratch, columns: Sequence[Sequence[int]]) -> tuple[Sheets, tuple[str, ...]]:
+def _in_order(kept: KeptRows, columns: Sequence[Sequence[int]]) -> tuple[Sheets, tuple[str, ...]]:
     """All sheets, and the symbols that have a row, sorted as text."""
-    by_input = scratch.sheets()
-    used = np.zeros(len(scratch.symbols), np.bool_)
+    by_input = kept.sheets()
+    used = np.zeros(len(kept.symbols), np.bool_)
     for sheets in by_input:
         for sheet in sheets:
             used[sheet.symbols] = True
-    names = list(scratch.symbols)
+    names = list(kept.symbols)
     order = sorted(np.flatnonzero(used).tolist(), key=names.__getitem__)
     places = np.full(len(names), -1, np.int32)
     places[order] = np.arange(len(order), dtype=np.int32)

@@ -23,11 +23,14 @@ FILES = frozenset({"rows.npy", "bars.arrow", "symbols.arrow"})
 # What else lies in a pack that is being written.
 SCRATCH, JOURNAL = "scratch", "journal.jsonl"
 UNFINISHED = frozenset({SCRATCH, JOURNAL})
+# What the workers of a cluster share: a mark, all sheets, and of each input a directory with its rows.
+SHARED, MARK, SHEETS = "shared", "mark", "sheets"
 
 T = TypeVar("T")
 Role = Literal["price", "volume", "other"]
 
 _SEGMENT = re.compile(r"segment-[0-9]+")
+_INPUT = re.compile(r"[0-9]+-[0-9a-f]{32}")
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -201,7 +204,17 @@ def is_foreign(path: Path, more: frozenset[str] = frozenset()) -> bool:
     entries = list(path.iterdir())
     segments = [entry for entry in entries if _SEGMENT.fullmatch(entry.name) and entry.is_dir()]
     known = len(segments) + sum(entry.name in {MANIFEST, *more} and entry.is_file() for entry in entries)
+    known += bool(more) and any(entry.name == SHARED and _is_shared(entry) for entry in entries)
     return known != len(entries) or any(file.name not in FILES for segment in segments for file in segment.iterdir())
+
+
+def _is_shared(folder: Path) -> bool:
+    """Whether a directory holds nothing but what the workers of a cluster share."""
+    return folder.is_dir() and all(
+        (entry.name in (MARK, SHEETS) and entry.is_file())
+        or (_INPUT.fullmatch(entry.name) and entry.is_dir() and all(file.name == SCRATCH for file in entry.iterdir()))
+        for entry in folder.iterdir()
+    )
 
 
 def seal(raw: bytes, checksum: str) -> str:

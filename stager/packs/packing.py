@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +27,7 @@ from stager.packs.making import make, nothing_packed, now
 from stager.packs.manifest import (
     FORMAT_VERSION,
     MANIFEST,
+    SHARED,
     UNFINISHED,
     Column,
     Manifest,
@@ -99,7 +102,7 @@ def pack(
         left something and it was not told what to do with it, or it was begun with other options; or if memory or disk
         are too small.
     """
-    target = _target(source, out)
+    target = target_of(source, out)
     with refusing(target):
         check_target(target, overwrite)
     if resume and not os.path.lexists(partial_name(target)):
@@ -110,12 +113,28 @@ def pack(
     budget = Budget.of(memory_nbytes, workers, () if isinstance(inputs, pa.Table) else inputs)
     usage = Usage() if usage is None else usage
     usage.memory_nbytes, usage.n_workers = budget.memory_nbytes, budget.n_workers
-    with refusing(target), usage.measured(), partial_of(target, partial(_take_over, resume, read)) as folder:
-        manifest = make(inputs, read, folder, target, budget, usage, resume, progress)
-        write_manifest(folder, manifest)
+
+    def made(folder: Path) -> Manifest:
+        return make(inputs, read, folder, target, budget, usage, resume, progress)
+
+    return put(target, overwrite, usage, partial(take_over, resume, read), made)
+
+
+def put(
+    target: Path,
+    overwrite: bool,
+    usage: Usage,
+    take_over: Callable[[Path], object],
+    made: Callable[[Path], Manifest],
+) -> Pack:
+    """Have a segment made in ``TARGET.partial``, of which `made` gives the manifest, and put it in place; open it."""
+    with refusing(target), usage.measured(), partial_of(target, take_over) as folder:
+        write_manifest(folder, made(folder))
         # What is in the segment now.
         for name in UNFINISHED:
             (folder / name).unlink(missing_ok=True)
+        if (folder / SHARED).exists():
+            shutil.rmtree(folder / SHARED)
         sync(folder)
         # Checked again: another process may have put a pack there meanwhile.
         check_target(target, overwrite)
@@ -142,7 +161,7 @@ def discard(source: Source, out: str | Path | None = None) -> Path:
     NotAPackError
         If something else has its name.
     """
-    target = _target(source, out)
+    target = target_of(source, out)
     folder = partial_name(target)
     if not os.path.lexists(folder):
         raise PackError(f"{folder}: there is no unfinished pack; nothing was removed")
@@ -151,7 +170,7 @@ def discard(source: Source, out: str | Path | None = None) -> Path:
     return folder
 
 
-def _take_over(resume: bool, options: ReadOptions, folder: Path) -> None:
+def take_over(resume: bool, options: ReadOptions, folder: Path) -> None:
     """Decide what becomes of what an earlier attempt left."""
     if resume:
         check_left(folder, options)
@@ -214,7 +233,8 @@ class InMemory:
         return contiguous(self._bars.table, name)
 
 
-def _target(source: Source, out: str | Path | None) -> Path:
+def target_of(source: Source, out: str | Path | None) -> Path:
+    """Where a pack of some input goes; raises PackError if that has to be told."""
     if out is not None:
         target = Path(out)
         # A link stays: the pack goes where it leads. Names such as ".." have no place beside them.

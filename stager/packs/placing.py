@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from stager.bars.interval import Interval, Steps
 from stager.bars.options import PRICES, Duplicates
 from stager.bars.settle import Opens, SortedTimes, lacks_to_the_close
 from stager.bars.sheets import Part, Sheets
+from stager.packs import layout
 from stager.packs.fingerprints import digest, of_digests
 from stager.packs.manifest import Segment
 from stager.packs.segment import Progress, SegmentFiles
@@ -117,6 +118,16 @@ class _Part:
     share: Share | None
 
 
+@dataclass(frozen=True)
+class WrittenTo:
+    """Where parts are written to, and what their times mean."""
+
+    files: SegmentFiles
+    opens: Opens
+    interval: Interval
+    symbols: Sequence[str]
+
+
 @dataclass
 class Placing:
     """Rows on their way to a segment.
@@ -152,20 +163,11 @@ class Placing:
         Conflict
             If rows of one symbol and time differ, and no duplicates may; of all of them, the first.
         """
-        conflicts: list[Conflict] = []
-
-        def one(part: Part) -> _Look | None:
-            try:
-                return self._look(part)
-            except Conflict as conflict:
-                conflicts.append(Conflict(part.first + conflict.symbol, conflict.time, conflict.n_conflicts))
-                return None
-
-        looks = self._over(one, progress)
-        if conflicts:
+        looks = self._over(Placing._look_first, self.parts, progress)
+        if conflicts := [each for each in looks if isinstance(each, Conflict)]:
             first = min(conflicts, key=lambda each: (each.symbol, each.time))
             raise Conflict(first.symbol, first.time, sum(each.n_conflicts for each in conflicts))
-        self._looks = [look for look in looks if look is not None]
+        self._looks = [look for look in looks if not isinstance(look, Conflict)]
         counts = np.zeros(len(self.sheets.counts), np.int64)
         for part, look in zip(self.parts, self._looks, strict=True):
             counts[part.first : part.last] += look.counts
@@ -192,62 +194,88 @@ class Placing:
             If a value is too large for float32.
         """
         starts = np.cumsum([0, *(int(look.counts.sum()) for look in self._looks)])
-        first_rows = {part: int(start) for part, start in zip(self.parts, starts, strict=False)}
-        n_rows = {part: int(n) for part, n in zip(self.parts, np.diff(starts), strict=True)}
+        first_rows, n_rows = starts[:-1].tolist(), np.diff(starts).tolist()
         n_bytes = 4 * self.sheets.n_columns * int(starts[-1])
         assert opens.interval is not None  # there are rows
-        interval = opens.interval
-
-        def one(part: Part) -> _Part:
-            arranged = self.sheets.arrange(part, self.duplicates)
-            times, columns = opens.of(arranged.times), arranged.columns
-            numbers = np.repeat(np.arange(part.first, part.last, dtype=np.int32), arranged.counts)
-            files.put(first_rows[part], numbers, times, columns)
-            missing = [0 if all_finite(column) else int((~np.isfinite(column)).sum()) for column in columns]
-            if part.is_cut:
-                return _Part([], missing, None, Share.of(times, columns[_CLOSE], interval))
-            rows = [slice(first, first + n) for first, n in zip(arranged.first_rows, arranged.counts, strict=True)]
-            digests = [
-                digest(symbol, ([column[some]] for column in (times, *columns)))
-                for symbol, some in zip(symbols[part.first : part.last], rows, strict=True)
-            ]
-            facts = _facts(files.names, symbols[part.first : part.last], times, columns, interval, arranged.counts)
-            return _Part(digests, missing, facts, None)
+        segment = WrittenTo(files, opens, opens.interval, symbols)
 
         def tell(done: int, total: int) -> None:
             if progress:
                 progress("write", n_bytes * done // total, n_bytes)
 
-        written = self._over(one, tell)
+        def quietly(done: int, total: int) -> None:
+            if progress:
+                progress("write", n_bytes, n_bytes)
+
+        written = self._over(Placing._write, list(zip(self.parts, first_rows, strict=True)), tell, segment)
         n_missing = [sum(each) for each in zip(*(each.n_missing for each in written), strict=True)]
         all_first = np.cumsum(counts) - counts
+        cut = [
+            (symbol, int(all_first[symbol]), int(all_first[symbol] + counts[symbol]))
+            for symbol in sorted({part.first for part in self.parts if part.is_cut})
+        ]
+        of_cut = dict(
+            zip((symbol for symbol, _, _ in cut), self._over(Placing._digest, cut, quietly, segment), strict=True)
+        )
         digests: list[bytes] = []
-        cut = -1
         for part, each in zip(self.parts, written, strict=True):
-            some = each.digests
-            if part.is_cut and part.first != cut:
-                cut = part.first
-                first, stop = int(all_first[part.first]), int(all_first[part.first] + counts[part.first])
-                some = [digest(symbols[part.first], _columns(files, first, stop))]
-            digests += some
+            digests += [of_cut.pop(part.first)] if part.first in of_cut else each.digests
         shares: dict[int, list[Share]] = {}
         for part, each in zip(self.parts, written, strict=True):
             if each.share is not None:
                 shares.setdefault(part.first, []).append(each.share)
         of_all = {symbol: whole_of(some) for symbol, some in shares.items()}
-        found = {part: each.facts for part, each in zip(self.parts, written, strict=True)}
-
-        def look(part: Part) -> Facts:
-            facts = found[part]
-            if facts is None:
-                # By what all bars of the symbol tell, which is known now.
-                times, columns = _read_again(files, first_rows[part], n_rows[part])
-                name, count = [symbols[part.first]], np.array([len(times)])
-                facts = _facts(files.names, name, times, columns, interval, count, of_all[part.first])
-            return facts
-
-        facts = join(self._over(look, lambda done, total: None))
+        # Those of cut symbols by what all of their bars tell, which is known now.
+        again = [
+            (part.first, first, n, of_all[part.first])
+            for part, first, n in zip(self.parts, first_rows, n_rows, strict=True)
+            if part.is_cut
+        ]
+        late = iter(self._over(Placing._look_again, again, quietly, segment))
+        facts = join([next(late) if each.facts is None else each.facts for each in written])
         return Written(of_digests(["time", *files.names], digests), n_missing, facts)
+
+    def checksums(self, file: Path) -> list[str]:
+        """Of each block of a file of the segment."""
+        return layout.block_checksums(file)
+
+    def _write(self, place: tuple[Part, int], segment: WrittenTo) -> _Part:
+        """Write a part from a row of the segment on."""
+        part, first_row = place
+        files, interval = segment.files, segment.interval
+        arranged = self.sheets.arrange(part, self.duplicates)
+        times, columns = segment.opens.of(arranged.times), arranged.columns
+        numbers = np.repeat(np.arange(part.first, part.last, dtype=np.int32), arranged.counts)
+        files.put(first_row, numbers, times, columns)
+        missing = [0 if all_finite(column) else int((~np.isfinite(column)).sum()) for column in columns]
+        if part.is_cut:
+            return _Part([], missing, None, Share.of(times, columns[_CLOSE], interval))
+        symbols = segment.symbols[part.first : part.last]
+        rows = [slice(first, first + n) for first, n in zip(arranged.first_rows, arranged.counts, strict=True)]
+        digests = [
+            digest(symbol, ([column[some]] for column in (times, *columns)))
+            for symbol, some in zip(symbols, rows, strict=True)
+        ]
+        facts = _facts(files.names, symbols, times, columns, interval, arranged.counts)
+        return _Part(digests, missing, facts, None)
+
+    def _digest(self, place: tuple[int, int, int], segment: WrittenTo) -> bytes:
+        """That of a symbol whose bars were written: its place among the symbols, and where its rows begin and end."""
+        symbol, first, stop = place
+        return digest(segment.symbols[symbol], _columns(segment.files, first, stop))
+
+    def _look_again(self, place: tuple[int, int, int, Whole], segment: WrittenTo) -> Facts:
+        """What rows of a symbol that is cut show: its place, their first row and number, and what all rows tell."""
+        symbol, first, n_rows, whole = place
+        times, columns = _read_again(segment.files, first, n_rows)
+        names = segment.files.names
+        return _facts(names, [segment.symbols[symbol]], times, columns, segment.interval, np.array([n_rows]), whole)
+
+    def _look_first(self, part: Part) -> _Look | Conflict:
+        try:
+            return self._look(part)
+        except Conflict as conflict:
+            return Conflict(part.first + conflict.symbol, conflict.time, conflict.n_conflicts)
 
     def _look(self, part: Part, usual: int | None = None) -> _Look:
         arranged = self.sheets.arrange(part, self.duplicates)
@@ -297,11 +325,23 @@ class Placing:
                     deviants.append((symbol, int(frequent[0])))
         return interval, sorted(deviants)
 
-    def _over(self, function: Callable[[Part], R], progress: Callable[[int, int], None]) -> list[R]:
-        """The function of every part, several at once; ends soon if one fails, or this thread is interrupted."""
-        pool = ThreadPoolExecutor(min(self.n_workers, len(self.parts)), thread_name_prefix="stager-packs")
+    def _over(
+        self,
+        function: Callable[..., R],
+        items: Sequence[Any],
+        progress: Callable[[int, int], None],
+        segment: WrittenTo | None = None,
+    ) -> list[R]:
+        """A method of every item, and of a segment if one is given, several at once.
+
+        Ends soon if one fails, or this thread is interrupted.
+        """
+        if not items:
+            return []
+        more = () if segment is None else (segment,)
+        pool = ThreadPoolExecutor(min(self.n_workers, len(items)), thread_name_prefix="stager-packs")
         try:
-            futures = [pool.submit(function, part) for part in self.parts]
+            futures = [pool.submit(function, self, item, *more) for item in items]
             pending: set[Future[R]] = set(futures)
             while pending:
                 done, pending = wait(pending, timeout=0.1, return_when=FIRST_EXCEPTION)
@@ -373,4 +413,4 @@ def write_segment_of(
     """Write all rows as the segment `folder`, synced."""
     with SegmentFiles(folder, names, symbols, looked.counts, target) as files:
         written = placing.write(files, opens, symbols, looked.counts, progress)
-        return files.finish(progress), written
+        return files.finish(progress, placing.checksums), written

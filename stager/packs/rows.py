@@ -35,6 +35,8 @@ class RowsFile:
 
     def __init__(self, file: Path, shape: tuple[int, int]) -> None:
         self._file = file
+        # Of some rows: the file that owns the descriptor.
+        self._whole: RowsFile | None = None
         self._descriptor = os.open(file, os.O_RDONLY)
         weakref.finalize(self, os.close, self._descriptor)
         start = os.pread(self._descriptor, 10, 0)
@@ -55,6 +57,13 @@ class RowsFile:
             self.rows: npt.NDArray[np.float32] = np.memmap(
                 stream, dtype=np.float32, mode="r", offset=self._offset, shape=shape
             )
+
+    def between(self, first: int, stop: int) -> RowsFile:
+        """Some consecutive rows of the same file, as if it held no others."""
+        some = object.__new__(RowsFile)
+        some._file, some._descriptor, some.rows = self._file, self._descriptor, self.rows[first:stop]
+        some._offset, some._whole = self._offset + self.rows[:first].nbytes, self
+        return some
 
     def read(self, out: npt.NDArray[np.uint8], first: int) -> None:
         """Fill `out` with the bytes of the rows from byte `first` on; spares the page faults of the mapping.

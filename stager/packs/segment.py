@@ -67,10 +67,23 @@ class SegmentFiles:
         )
         self._rows_at = _lay_out_rows(folder / "rows.npy", self.n_rows, n_columns)
         self._at = _lay_out_bars(folder / "bars.arrow", self.names, symbols, self.n_rows)
-        self._rows = os.open(folder / "rows.npy", os.O_WRONLY)
-        self._bars = os.open(folder / "bars.arrow", os.O_RDWR)
+        self._open()
+
+    def _open(self) -> None:
+        self._rows = os.open(self.folder / "rows.npy", os.O_WRONLY)
+        self._bars = os.open(self.folder / "bars.arrow", os.O_RDWR)
+
+    # Sent to another process, the files are opened there as the context is entered.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_rows", "_bars")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
 
     def __enter__(self) -> SegmentFiles:
+        if "_rows" not in self.__dict__:
+            self._open()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,8 +131,18 @@ class SegmentFiles:
             n_read = os.preadv(self._bars, [left], at)
             at, left = at + n_read, left[n_read:]
 
-    def finish(self, progress: Progress | None = None) -> Segment:
-        """Sync the files and take their checksums, both at once."""
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        os.fsync(self._rows)
+        os.fsync(self._bars)
+
+    def finish(
+        self,
+        progress: Progress | None = None,
+        checksums: Callable[[Path], list[str]] | None = None,
+    ) -> Segment:
+        """Sync the files and take their checksums, both at once; `checksums` gives those of a file's blocks."""
+        checksums = checksums or layout.block_checksums
         paths = sorted(self.folder.iterdir())
         sizes = {file.name: file.stat().st_size for file in paths}
         files: dict[str, StoredFile] = {}
@@ -128,7 +151,7 @@ class SegmentFiles:
         try:
             synced = [pool.submit(sync, path) for path in (*paths, self.folder)]
             for name, size in sizes.items():
-                files[name] = StoredFile(size, layout.block_checksums(self.folder / name))
+                files[name] = StoredFile(size, checksums(self.folder / name))
                 done += size
                 if progress:
                     progress("checksum", done, sum(sizes.values()))

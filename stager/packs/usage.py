@@ -41,6 +41,8 @@ class Usage:
     scratch_nbytes : int
         Disk taken beside the pack, while it was written.
     n_workers : int
+    n_processes : int
+        Processes of a cluster, each of which may take `memory_nbytes`; 0 without one.
     n_kept : int
         Inputs that were not read, because an earlier attempt had.
     read_again : list of str
@@ -52,6 +54,7 @@ class Usage:
     group_nbytes: int | None = None
     scratch_nbytes: int = 0
     n_workers: int = 0
+    n_processes: int = 0
     n_kept: int = 0
     read_again: list[str] = field(default_factory=list)
 

@@ -66,6 +66,8 @@ class Plan:
         Ranks that share an epoch; `n_batches` and `batch_size` are of each.
     weighted : bool
         Whether samples are drawn by weight.
+    shard : str
+        Which part of the pack is held here; empty for all of it.
     doubts : tuple of str
         What the bars contradict; part of `warnings`.
     """
@@ -97,6 +99,7 @@ class Plan:
     panel: Cells | None = None
     world_size: int = 1
     weighted: bool = False
+    shard: str = ""
     doubts: tuple[str, ...] = ()
 
     @property
@@ -149,6 +152,7 @@ class Plan:
         """The table for people."""
         return [
             *((("fold", self.fold),) if self.fold else ()),
+            *((("shard", self.shard),) if self.shard else ()),
             ("samples", f"{self.n_samples:,} of {self.n_rows:,} rows, {self.n_symbols:,} symbols"),
             *self._panel_lines,
             ("usable", f"{self.usable:.1%} of the {'samples of the fold' if self.fold else 'selected rows'}"),
@@ -250,6 +254,7 @@ def make_plan(
         panel=cells,
         world_size=world_size,
         weighted=draws_nbytes > 0,
+        shard="" if pack.shard is None else str(pack.shard),
         doubts=index.warnings,
     )
 

@@ -96,6 +96,56 @@ def test_a_wrong_environment_is_refused(environ, text):
         Ranks.from_env(environ)
 
 
+@pytest.mark.parametrize(
+    ("environ", "ranks"),
+    [
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}, Ranks(5, 8, 1)),
+        ({"SLURM_PROCID": "5", "SLURM_NTASKS": "8"}, Ranks(5, 8)),
+        (
+            {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "0"},
+            Ranks(3, 4, 0),
+        ),
+        ({"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, Ranks(2, 4, 1)),
+        ({"PMI_RANK": "2", "PMI_SIZE": "4", "PMI_LOCAL_RANK": "1"}, Ranks(2, 4, 1)),
+        # The launcher that was started last.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
+         Ranks(3, 4)),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},
+         Ranks(5, 8, 1)),
+        # torchrun numbers nodes as they come, also in a job of more tasks than it was given.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "RANK": "1", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"},
+         Ranks(1, 2)),
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "2", "RANK": "1", "WORLD_SIZE": "2"}, Ranks(1, 2)),
+        # salloc tells the number of tasks to come.
+        ({"SLURM_NTASKS": "8", "RANK": "1", "WORLD_SIZE": "2"}, Ranks(1, 2)),
+    ],
+)  # fmt: skip
+def test_ranks_of_other_launchers(environ, ranks):
+    assert Ranks.from_env(environ) == ranks
+
+
+@pytest.mark.parametrize(
+    ("environ", "text"),
+    [
+        ({"SLURM_NTASKS": "8"}, "SLURM_PROCID is not set, and SLURM_NTASKS is; start the processes with srun"),
+        ({"SLURM_PROCID": "0", "SLURM_LOCALID": "0"}, "SLURM_NTASKS is not set, and SLURM_PROCID, SLURM_LOCALID are"),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_RANK is not set, .*mpirun"),
+        ({"PMI_RANK": "2"}, "PMI_SIZE is not set"),
+        ({"WORLD_SIZE": "4", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "RANK is not set, and WORLD_SIZE is"),
+        ({"LOCAL_RANK": "0", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, "RANK is not set, and LOCAL_RANK is"),
+        ({"SLURM_PROCID": "4", "SLURM_NTASKS": "4"}, "rank is 4 .*SLURM_PROCID=4, SLURM_NTASKS=4"),
+        ({"PMI_RANK": "0", "PMI_SIZE": "many"}, "PMI_SIZE is 'many'"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"},
+         "RANK=0 and WORLD_SIZE=1, but SLURM_PROCID=2 and SLURM_NTASKS=4; unset"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+         "RANK=0 and WORLD_SIZE=2, but OMPI_COMM_WORLD_RANK=1"),
+    ],
+)  # fmt: skip
+def test_partial_and_contradictory_variables_are_refused_by_name(environ, text):
+    with pytest.raises(ConfigError, match=text):
+        Ranks.from_env(environ)
+
+
 # -------------------------------------------------------------------------------- batches
 
 

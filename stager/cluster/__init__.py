@@ -1,0 +1,1 @@
+"""Packing on the workers of a Dask cluster."""
