@@ -207,7 +207,7 @@ def test_a_header_that_is_not_the_rows_own_is_refused() -> None:
 def test_bars_of_no_time_step() -> None:
     path, facts = Path(str(FOLDER)) / DOLLARS, facts_of(DOLLARS)
     told: dict[str, Any] = {"symbol": "ES", "zone": "UTC", "label": "close"}
-    with pytest.raises(BarsError, match="no common interval: .*--interval"):
+    with pytest.raises(BarsError, match=r"no common interval: .*--interval"):
         read(path, ReadOptions(**told))
     bars = read(path, ReadOptions(**told, interval="1min", columns={"volume": "cum_vol"}))
     times = bars.table["time"].to_numpy().astype("datetime64[us]") + np.timedelta64(1, "m")
