@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,16 +11,16 @@ import pyarrow.compute as pc
 import pyarrow.feather
 import pyarrow.parquet as pq
 
-from stager.bars import blame
 from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, alike, number_hint, warn_inexact
 from stager.bars.detect import NULL_WORDS, Decision, Layout, find_columns, time_form
+from stager.bars.formats import NumberRule
 from stager.bars.matching import choose_named
 from stager.bars.numbers import scaled
 from stager.bars.options import PRICES, ReadOptions
 from stager.bars.patterns import possible
 from stager.bars.room import Room
 from stager.bars.sources import BarFile, Opened, damaged
-from stager.bars.text import read_times_text
+from stager.bars.text import read_marked, read_times_text
 from stager.bars.threads import parallel
 from stager.errors import BarsError
 
@@ -83,6 +83,14 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
     ):
         room.check(row_nbytes * n_rows, "how text of times is written is told by all of it; save time stamps")
     assert room.nbytes is not None  # else the file was read as a whole
+
+    def marks_need_all() -> None:
+        room.check(
+            row_nbytes * n_rows,
+            "numbers with thousands marks or decimal commas are told by all of their cells; save numbers, or say what "
+            "the marks are with --decimal",
+        )
+
     first_row = 0
     batches = parquet.iter_batches(max(1, min(_MOST_PART_ROWS, room.nbytes // row_nbytes)), columns=names)
     while True:
@@ -98,7 +106,7 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
             return
         table = pa.table({name: batch.column(name) for name in names})
         mine = replace(layout, decisions=list(layout.decisions), warnings=list(layout.warnings))
-        decoded = _of_file(table, mine, wanted, source, options, first_row)
+        decoded = _of_file(table, mine, wanted, source, options, first_row, marks_need_all)
         decoded.is_part = True
         first_row += table.num_rows
         yield decoded
@@ -153,9 +161,17 @@ def _positions(layout: Layout, wanted: list[int]) -> list[int]:
 
 
 def _of_file(
-    table: pa.Table, layout: Layout, wanted: list[int], source: BarFile, options: ReadOptions, first_row: int = 0
+    table: pa.Table,
+    layout: Layout,
+    wanted: list[int],
+    source: BarFile,
+    options: ReadOptions,
+    first_row: int = 0,
+    marks_need_all: Callable[[], None] | None = None,
 ) -> Decoded:
-    decoded = _from_arrow(table, layout, wanted, source.name, source.size_nbytes, source.stem, options, first_row)
+    decoded = _from_arrow(
+        table, layout, wanted, source.name, source.size_nbytes, source.stem, options, first_row, marks_need_all
+    )
     decoded.symbol = source.partition or (None if layout.format is None else layout.format.symbol_of(source.stem))
     if layout.format is not None:
         scale = layout.format.numbers.price_scale
@@ -195,6 +211,8 @@ def _numeric_further(layout: Layout, schema: pa.Schema) -> list[int]:
     """The further columns with numbers; the others leave the layout."""
     for i in list(layout.further):
         kind = schema.field(i).type
+        if layout.wide is not None and _is_text(_plain(kind)):
+            continue
         if not (
             pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or kind == pa.null()
         ):
@@ -212,6 +230,7 @@ def _from_arrow(
     stem: str | None,
     options: ReadOptions,
     first_row: int = 0,
+    marks_need_all: Callable[[], None] | None = None,
 ) -> Decoded:
     decoded = Decoded(
         name,
@@ -227,17 +246,60 @@ def _from_arrow(
     )
     keys = [*layout.roles, *(layout.names[i] for i in wanted)]
     table = aligned(table.rename_columns([str(i) for i in range(table.num_columns)]))
+    texts: dict[str, Column] = {}
     for position, key in enumerate(keys):
         column = table.column(position)
         if key == "symbol":
             column = _symbols(decoded, column)
         elif key == "time":
             column = _times(decoded, [column, *table.columns[len(keys) :]], options)
+        elif _is_text(_plain(column.type)):
+            texts[key] = column = column.cast(pa.string())
         else:
             column = _floats(decoded, column, key)
         decoded.columns[key] = column
+    if texts:
+        decoded.columns |= _numbers(decoded, texts, options, marks_need_all)
     decoded.columns = alike(decoded.columns)
     return decoded
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _numbers(
+    decoded: Decoded, texts: dict[str, Column], options: ReadOptions, marks_need_all: Callable[[], None] | None
+) -> dict[str, Column]:
+    """Numbers of columns of text: plain ones, or as they are written in a CSV file."""
+    layout = decoded.layout
+    rule = NumberRule() if layout.format is None else layout.format.numbers
+    if not (
+        options.decimal == "," or options.thousands or rule.decimal or rule.thousands or rule.suffixes or rule.nulls
+    ):
+        words = pa.array(NULL_WORDS)
+        numbers: dict[str, Column] = {}
+        for key, text in texts.items():
+            trimmed = pc.utf8_trim_whitespace(text)
+            given: Any = pc.if_else(pc.is_in(trimmed, value_set=words), pa.scalar(None, pa.string()), trimmed)
+            try:
+                numbers[key] = given.cast(pa.float64())
+            except pa.ArrowInvalid:
+                break
+        else:
+            return numbers
+    if marks_need_all is not None and options.decimal is None and rule.decimal is None:
+        marks_need_all()
+    places = dict(enumerate(texts))
+    found, decision = read_marked(
+        {place: texts[key] for place, key in places.items()},
+        rule,
+        options,
+        lambda place: number_hint(places[place]),
+        lambda message, row, place: decoded.error(message, row, places[place]),
+    )
+    decoded.decisions.append(decision)
+    return {places[place]: column for place, column in found.items()}
 
 
 def _times(decoded: Decoded, columns: list[Column], options: ReadOptions) -> Column:
@@ -295,14 +357,6 @@ def _floats(decoded: Decoded, column: Column, key: str) -> Column:
         return column
     if pa.types.is_dictionary(kind):
         column, kind = column.cast(kind.value_type), kind.value_type
-    if _is_text(kind):
-        text = pc.utf8_trim_whitespace(column.cast(pa.string()))
-        column = pc.if_else(pc.is_in(text, value_set=pa.array(NULL_WORDS)), pa.scalar(None, pa.string()), text)
-        try:
-            return column.cast(pa.float64())
-        except pa.ArrowInvalid:
-            row = max(0, blame.first_bad(text.combine_chunks(), "number"))
-            raise decoded.error(f"{text[row].as_py()!r} is no number{number_hint(key)}", row, key) from None
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or kind == pa.null()):
         raise decoded.error(f"the column has the type {kind}; {key} needs numbers", None, key)
     floats = column.cast(pa.float64(), safe=False)

@@ -41,8 +41,9 @@ def draft(file: str, options: ReadOptions) -> str:
     skipped = None
     if sample.has_header and len(widths) == 1 and max(widths) > len(sample.names):
         # The header does not name all columns, so that nothing is known of any.
-        skipped, names = sample.header, tuple(str(number) for number in range(1, max(widths) + 1))
-        sample = replace(sample, names=names, has_header=False)
+        skipped = sample.header
+        numbers = tuple(str(number) for number in range(1, max(widths) + 1))
+        sample = replace(sample, names=numbers, has_header=False)
     names = [name.strip() for name in sample.names]
     rows = [cells for _, cells in sample.rows if len(cells) == len(names)]
     plain = [normalise(name) for name in names]
@@ -69,8 +70,8 @@ def draft(file: str, options: ReadOptions) -> str:
         if name is not None or role in PRICES:
             lines.append(f"{role} = {json.dumps(name or _UNKNOWN, ensure_ascii=False)}")
     lines += ["", "[time]", *_time_lines(rows, sample.names.index(time) if time in sample.names else 0)]
-    numbers = [cell for cells in rows for cell in cells if not is_number(cell)]
-    if any("," in cell and cell.replace(",", "").replace(".", "").strip().isdigit() for cell in numbers):
+    marked = [cell for cells in rows for cell in cells if not is_number(cell)]
+    if any("," in cell and cell.replace(",", "").replace(".", "").strip().isdigit() for cell in marked):
         lines += ["", "[numbers]", '# decimal = ","             # or thousands = ","']
     if columns["symbol"] is None:
         lines += ["", "[symbol]", "from_file = '^(.+)$'      # the part of the file's name that is the symbol"]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 from bars.conftest import ReadText, decided, instants, lines, one_symbol
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stager.bars.decode import decode
 from stager.bars.drafts import draft
 from stager.bars.formats import NumberRule, built_in, named, text_of, vocabulary
 from stager.bars.numbers import Marks, marks_of, read_numbers
 from stager.bars.patterns import parse, possible, regex_of
 from stager.bars.read import ReadOptions, read
+from stager.bars.sources import find
 from stager.errors import BarsError, ConfigError
 
 MINE = """
@@ -327,3 +333,84 @@ def test_a_header_that_names_too_few_columns_is_told_and_drafted(tmp_path: Path)
     bars = read(path, ReadOptions(format=f"{tmp_path}/mine.toml", zone="UTC", interval="1d"))
     assert bars.table["high"].to_pylist() == [2.0] * 7
     assert bars.symbols == ("x",)
+
+
+# The same numbers as people write them, and what must be told.
+WRITTEN: dict[str, tuple[list[str], list[str], dict[str, Any]]] = {
+    "plain": (["10.5", "1234.25"], ["100", "12345000"], {}),
+    "thousands": (["10.5", "1,234.25"], ["100", "12,345,000"], {}),
+    "decimal comma": (["10,5", "1.234,25"], ["100", "12.345.000"], {}),
+    "apostrophes": (["10.5", "1'234.25"], ["100", "12'345'000"], {}),
+    "told": (["10,5", "1234,25"], ["100", "12345000"], {"decimal": ","}),
+    "words": (["10.5", "1234.25"], ["-", "12,345,000"], {}),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("container", ["parquet", "feather", "json", "dictionary", "table", "csv"])
+def test_numbers_as_text_are_read_alike_in_every_container(container: str, written: str, tmp_path: Path) -> None:
+    prices, volumes, told = WRITTEN[written]
+    cells = {
+        "time": ["2024-05-06T13:30:00Z", "2024-05-06T13:31:00Z"],
+        **{role: prices for role in ("open", "high", "low", "close")},
+        "volume": volumes,
+    }
+    table, path = pa.table(cells), tmp_path / f"x.{container}"
+    source: Any = path
+    if container == "parquet":
+        pq.write_table(table, path)
+    elif container == "feather":
+        feather.write_feather(table, str(path))
+    elif container == "json":
+        path.write_text(json.dumps([dict(zip(cells, row, strict=True)) for row in zip(*cells.values(), strict=True)]))
+    elif container == "csv":
+        path.write_text("\n".join(";".join(row) for row in (cells, *zip(*cells.values(), strict=True))) + "\n")
+    else:
+        named = table.column_names[1:]
+        source = pa.table(
+            {"time": table["time"], **{name: table[name].dictionary_encode() for name in named}}
+            if container == "dictionary"
+            else {"time": table["time"], **{name: table[name].cast(pa.large_string()) for name in named}}
+        )
+    bars = read(source, ReadOptions(symbol="A", interval="1min", **told))
+    assert bars.table["close"].to_pylist() == [10.5, 1234.25]
+    volume = bars.table["volume"].to_numpy()
+    assert np.isnan(volume[0]) == (volumes[0] == "-")
+    assert volume[1] == 12345000
+
+
+def test_a_comma_in_text_that_may_be_either_is_asked_about(tmp_path: Path) -> None:
+    cells = {"time": ["2024-05-06T13:30:00Z"] * 1, **{role: ["1,234"] for role in ("open", "high", "low", "close")}}
+    pq.write_table(pa.table(cells), tmp_path / "x.parquet")
+    with pytest.raises(BarsError, match=r"'1,234' is no number that can be read in one way only.*--decimal"):
+        read(tmp_path / "x.parquet", ReadOptions(interval="1min"))
+
+
+def test_wide_columns_of_text_are_numbers(tmp_path: Path) -> None:
+    cells = {"Date": ["2024-05-06", "2024-05-07"]}
+    cells |= {f"A:{role}": ["1,234.5", "1,235.5"] for role in ("open", "high", "low", "close")}
+    pq.write_table(pa.table(cells), tmp_path / "x.parquet")
+    assert read(tmp_path / "x.parquet").table["close"].to_pylist() == [1234.5, 1235.5]
+
+
+def test_text_that_is_no_number_is_named_with_its_row(tmp_path: Path) -> None:
+    cells = {"time": ["2024-05-06T13:30:00Z", "2024-05-06T13:31:00Z"]}
+    cells |= {role: ["1.5", "oops" if role == "low" else "1.5"] for role in ("open", "high", "low", "close")}
+    pq.write_table(pa.table(cells), tmp_path / "x.parquet")
+    with pytest.raises(BarsError, match=r"x\.parquet:2, column 'low': 'oops' is no number"):
+        read(tmp_path / "x.parquet", ReadOptions(interval="1min"))
+
+
+def test_marks_of_a_large_file_are_told_or_all_of_it_is_read(tmp_path: Path) -> None:
+    n = 40_000
+    prices = [f"{10_000 + row % 7},5" for row in range(n)]
+    cells: dict[str, Any] = {"time": [1_700_000_000 + 60 * row for row in range(n)]}
+    cells |= {role: prices for role in ("open", "high", "low", "close")}
+    pq.write_table(pa.table(cells), tmp_path / "x.parquet", row_group_size=5_000)
+    (source,) = find(tmp_path / "x.parquet")
+    with pytest.raises(BarsError, match="--decimal"):
+        list(decode(source, ReadOptions(symbol="A"), lambda tell: None, 1 << 20))
+    parts = list(decode(source, ReadOptions(symbol="A", decimal=","), lambda tell: None, 1 << 20))
+    assert len(parts) > 1
+    assert sum(part.n_rows for part in parts) == n
+    assert parts[-1].columns["close"][-1].as_py() == 10_000.5 + (n - 1) % 7
