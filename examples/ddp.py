@@ -96,6 +96,10 @@ def train(options: argparse.Namespace, ranks: Ranks, device: str) -> None:
         for epoch in range(first_epoch, options.epochs):
             total, n_samples, started = torch.zeros((), device=device), 0, time.perf_counter()
             for batch in data.batches(epoch, start=start, to="torch"):
+                if options.served is not None:
+                    # Before the ranks wait for each other, so that a checkpoint covers nothing that is not told.
+                    served = batch.sample_ids[batch.valid].tolist()
+                    print(json.dumps({"epoch": epoch, "batch": batch.number, "samples": served}), file=log, flush=True)
                 # Of all ranks; DDP takes the mean over them.
                 n = min(options.batch, data.n_samples - batch.number * options.batch)
                 valid = torch.from_numpy(batch.valid).to(device)
@@ -106,9 +110,6 @@ def train(options: argparse.Namespace, ranks: Ranks, device: str) -> None:
                 optimizer.step()
                 total += loss.detach() * n
                 n_samples += n
-                if options.served is not None:
-                    served = batch.sample_ids[batch.valid].tolist()
-                    print(json.dumps({"epoch": epoch, "batch": batch.number, "samples": served}), file=log, flush=True)
                 if options.checkpoint is not None and ranks.rank == 0 and (batch.number + 1) % options.save_every == 0:
                     save(options.checkpoint, model, optimizer, data.state_dict(epoch, batch.number + 1))
             distributed.all_reduce(total)

@@ -119,7 +119,7 @@ def test_garbage_is_not_counted(tmp_path):
 @pytest.mark.parametrize("is_cached", [True, False])
 @pytest.mark.parametrize("step", [1, 7, 10**9])
 def test_every_byte_of_a_mapped_pack_may_be_asked_for_ahead(tmp_path, monkeypatch, step, is_cached):
-    monkeypatch.setattr("stager.batches.read_ahead._is_cached", lambda mapping, address: is_cached)
+    monkeypatch.setattr("stager.batches.read_ahead._is_cached", lambda address, nbytes: is_cached)
     monkeypatch.setattr("stager.batches.read_ahead._READ_AHEAD_NBYTES", 4096)
     monkeypatch.setattr("stager.batches.read_ahead._STEP_NBYTES", 8192)
     pack = stager.pack(made_up_bars(5000, 1), tmp_path / "bars.pack")
@@ -132,7 +132,8 @@ def test_every_byte_of_a_mapped_pack_may_be_asked_for_ahead(tmp_path, monkeypatc
 def test_pages_that_were_just_read_are_cached(tmp_path):
     rows = stager.pack(made_up_bars(5000, 1), tmp_path / "bars.pack").rows
     rows.sum()
-    assert _is_cached(rows._mmap, rows.ctypes.data - (len(rows._mmap) - rows.nbytes))
+    address = np.frombuffer(rows._mmap, np.uint8).ctypes.data
+    assert _is_cached(address, len(rows._mmap))
 
 
 def test_too_little_is_told_with_needed_and_available(monkeypatch):
