@@ -31,6 +31,8 @@ HEADINGS = {
     "used_gib": "GiB in use",
     "each": "samples/s each",
     "together": "samples/s together",
+    "of_one_worker": "speed, of one worker",
+    "of_one_rank": "speed, of one rank",
 }
 
 

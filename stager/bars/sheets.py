@@ -284,6 +284,16 @@ class Sheets:
         """Whether some of the rows lie in a file."""
         return any(not isinstance(sheet.values, InMemory) for sheet, _, _ in self._sheets)
 
+    def of_symbols(self, first: int, last: int) -> Sheets:
+        """The same with the rows of some consecutive symbols alone, from place `first` on and before `last`."""
+        some: list[tuple[Sheet, Sequence[int]]] = []
+        for sheet, columns, symbols in self._of(first, last):
+            one, stop = np.searchsorted(symbols, [first, last])
+            if one < stop:
+                some.append((Sheet(symbols[one:stop], sheet.starts[one : stop + 1], sheet.values), columns))
+        n_symbols = len(self.counts)
+        return Sheets(some, np.arange(n_symbols, dtype=np.int32), n_symbols)
+
     def backward(self) -> tuple[Int64, Int64]:
         """Rows that came after a later one of their symbol.
 

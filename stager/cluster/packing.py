@@ -154,9 +154,10 @@ def _make(
             return taken
 
         def place_all(sheets: Sheets) -> Placing:
-            place.write_sheets(sheets)
             parts = Placing.of(sheets, options.duplicates, part_nbytes, usage.n_workers).parts
-            return _Placing(sheets, parts, options.duplicates, usage.n_workers, cluster=cluster, place=place)
+            placing = _Placing(sheets, parts, options.duplicates, usage.n_workers, cluster=cluster, place=place)
+            placing.share()
+            return placing
 
         taken = take_inputs(inputs, options, _Nowhere(), progress=progress, elsewhere=elsewhere)
         kept = Gathered.of([found[number] for number in range(len(inputs))])
@@ -189,6 +190,12 @@ class _Placing(Placing):
     cluster: Cluster | None = None
     place: Place | None = None
 
+    def share(self) -> None:
+        """Tell the workers where the rows of parts lie, of each task's apart."""
+        assert self.place is not None
+        for number, some in enumerate(self._shares(self.parts)):
+            self.place.write_sheets(number, self.sheets.of_symbols(some[0].first, some[-1].last))
+
     def checksums(self, file: Path) -> list[str]:
         n_blocks = -(-file.stat().st_size // BLOCK_NBYTES)
         assert self.cluster is not None
@@ -209,9 +216,12 @@ class _Placing(Placing):
         assert self.cluster is not None
         assert self.place is not None
         what, duplicates = f"{self.place.target}: parts of its rows", self.duplicates
+        by_part = function in (Placing._look_first, Placing._write)
         futures: list[Future[list[R]]] = [
-            self.cluster.submit(what, tasks.over, self.place, duplicates, function, some, segment)
-            for some in self._shares(items)
+            self.cluster.submit(
+                what, tasks.over, self.place, number if by_part else None, duplicates, function, some, segment
+            )
+            for number, some in enumerate(self._shares(items))
         ]
         return [one for some in self.cluster.results(futures, progress) for one in some]
 

@@ -5,7 +5,7 @@
     DIR.partial/shared/
         mark                   tells that this is the same directory everywhere; tasks end when it is gone
         NUMBER-TOKEN/scratch   the rows of an input, as one attempt to read it left them
-        sheets                 where the rows of all inputs lie in those files
+        sheets-NUMBER          where the rows of some symbols lie in those files
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class Place:
                 "storage that this machine and all workers share under the same path: choose it with -o DIR"
             )
 
-    def write_sheets(self, sheets: Sheets) -> None:
-        """Tell the workers where all rows lie."""
-        with (self.folder / SHEETS).open("wb") as stream:
+    def write_sheets(self, number: int, sheets: Sheets) -> None:
+        """Tell the workers where some rows lie."""
+        with (self.folder / f"{SHEETS}{number}").open("wb") as stream:
             pickle.dump(sheets, stream, pickle.HIGHEST_PROTOCOL)
             stream.flush()
             os.fsync(stream.fileno())
 
-    def read_sheets(self) -> Sheets:
-        with (self.folder / SHEETS).open("rb") as stream:
+    def read_sheets(self, number: int) -> Sheets:
+        with (self.folder / f"{SHEETS}{number}").open("rb") as stream:
             sheets: Sheets = pickle.load(stream)
         return sheets
 

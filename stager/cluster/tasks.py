@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import numpy as np
+
 from stager.bars.checks import Piece
 from stager.bars.inputs import take_input
 from stager.bars.options import Duplicates, ReadOptions
-from stager.bars.sheets import InFile
+from stager.bars.sheets import InFile, Sheets
 from stager.bars.sources import BarFile
 from stager.cluster.shared import Away, Place
 from stager.config import format_nbytes
@@ -97,18 +99,22 @@ def take(place: Place, number: int, file: BarFile, options: ReadOptions, is_only
 
 def over(
     place: Place,
+    number: int | None,
     duplicates: Duplicates,
     function: Callable[..., R],
     items: Sequence[Any],
     segment: WrittenTo | None,
 ) -> list[R]:
-    """A method of :class:`Placing` over some items; what it writes is on the disk then."""
+    """A method of :class:`Placing` over some items; what it writes is on the disk then.
+
+    `number` is that of the sheets that it needs, if it needs any.
+    """
     from distributed import get_worker
 
     address = get_worker().address
     place.check(address)
-    sheets, found = place.read_sheets(), []
-    placing = Placing(sheets, [], duplicates, 1)
+    nothing, found = Sheets([], np.empty(0, np.int32), 0), []
+    placing = Placing(nothing if number is None else place.read_sheets(number), [], duplicates, 1)
     if segment is None:
         return [function(placing, item) for item in items]
     with segment.files as files:

@@ -23,14 +23,15 @@ FILES = frozenset({"rows.npy", "bars.arrow", "symbols.arrow"})
 # What else lies in a pack that is being written.
 SCRATCH, JOURNAL = "scratch", "journal.jsonl"
 UNFINISHED = frozenset({SCRATCH, JOURNAL})
-# What the workers of a cluster share: a mark, all sheets, and of each input a directory with its rows.
-SHARED, MARK, SHEETS = "shared", "mark", "sheets"
+# What the workers of a cluster share: a mark, sheets of some symbols each, and of each input a directory with its rows.
+SHARED, MARK, SHEETS = "shared", "mark", "sheets-"
 
 T = TypeVar("T")
 Role = Literal["price", "volume", "other"]
 
 _SEGMENT = re.compile(r"segment-[0-9]+")
 _INPUT = re.compile(r"[0-9]+-[0-9a-f]{32}")
+_SHARED = re.compile(rf"{MARK}|{SHEETS}[0-9]+")
 
 
 class Column(msgspec.Struct, frozen=True):
@@ -211,7 +212,7 @@ def is_foreign(path: Path, more: frozenset[str] = frozenset()) -> bool:
 def _is_shared(folder: Path) -> bool:
     """Whether a directory holds nothing but what the workers of a cluster share."""
     return folder.is_dir() and all(
-        (entry.name in (MARK, SHEETS) and entry.is_file())
+        (_SHARED.fullmatch(entry.name) and entry.is_file())
         or (_INPUT.fullmatch(entry.name) and entry.is_dir() and all(file.name == SCRATCH for file in entry.iterdir()))
         for entry in folder.iterdir()
     )
