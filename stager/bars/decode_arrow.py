@@ -15,7 +15,7 @@ from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, alike, number
 from stager.bars.detect import NULL_WORDS, Decision, Layout, find_columns, time_form
 from stager.bars.formats import NumberRule
 from stager.bars.matching import choose_named
-from stager.bars.numbers import scaled
+from stager.bars.numbers import dot_may_group, may_group, scaled
 from stager.bars.options import PRICES, ReadOptions
 from stager.bars.patterns import possible
 from stager.bars.room import Room
@@ -284,6 +284,9 @@ def _numbers(
             given: Any = pc.if_else(pc.is_in(trimmed, value_set=words), pa.scalar(None, pa.string()), trimmed)
             try:
                 numbers[key] = given.cast(pa.float64())
+                pair = None if options.decimal else dot_may_group(given.drop_null().slice(0, 100).to_pylist())
+                if pair is not None:
+                    raise decoded.error(may_group(*pair), pc.index(given, pair[0]).as_py(), key)
             except pa.ArrowInvalid:
                 break
         else:

@@ -268,3 +268,30 @@ def test_wall_clocks_agree_with_zoneinfo(zone: str, start: datetime, step: int, 
         assert moment.replace(fold=0).utcoffset() != moment.replace(fold=1).utcoffset()
     else:
         assert np.array_equal(np.concatenate(parts), expected)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "told", "opens"),
+    [
+        (("900", "1030"), None, ["09:00:00", "10:30:00"]),
+        (("0", "30000"), None, ["00:00:00", "03:00:00"]),
+        (("9", "10"), "%Y%m%d %H", ["09:00:00", "10:00:00"]),
+        (("9", "10"), "%Y%m%d %H%M", ["00:09:00", "00:10:00"]),
+        (("9", "10"), "%Y%m%d %H%M%S", ["00:00:09", "00:00:10"]),
+        (("900", "1030"), "%Y%m%d %H%M%S", ["00:09:00", "00:10:30"]),
+    ],
+)
+def test_a_clock_without_its_leading_zeros(
+    read_text: ReadText, clocks: tuple[str, str], told: str | None, opens: list[str]
+) -> None:
+    text = "date,time,open,high,low,close\n" + "".join(f"20240506,{clock},1,2,1,2\n" for clock in clocks)
+    bars = read_text(text, zone="UTC", **({} if told is None else {"time_pattern": told}))
+    assert instants(bars) == [f"2024-05-06T{clock}" for clock in opens]
+
+
+def test_a_clock_of_one_or_two_digits_is_asked_about(read_text: ReadText) -> None:
+    text = "date,time,open,high,low,close\n20240506,9,1,2,1,2\n20240506,10,1,2,1,2\n"
+    with pytest.raises(BarsError, match=r"bars\.csv:2, column 'time': the clock '9' may be hours.*--time-pattern"):
+        read_text(text, zone="UTC")
+    text = text.replace(",9,", ",0,").replace("20240506,10,", "20240507,0,")
+    assert read_text(text).timestamps == "session"
