@@ -51,8 +51,7 @@ def decode(source: BarFile, options: ReadOptions, track: Track, room_nbytes: int
     opened = look(source, options.encoding or (None if told is None else told.encoding), room)
     for decoded in _decode(opened, options, track, room):
         decoded.folder = source.partition
-        if source.warning is not None:
-            decoded.warnings.append(source.warning)
+        decoded.warnings += [*([] if source.warning is None else [source.warning]), *opened.warnings]
         if decoded.layout.wide is not None:
             melt(decoded, decoded.layout.wide)
         yield decoded

@@ -149,6 +149,12 @@ def _refuse_lacking(one: Decoded) -> None:
         raise one.error(
             f"the file holds no {', '.join(lacking)}, and a bar has all of open, high, low and close; join the "
             "files of the fields to one, with columns such as AAPL:open and AAPL:close"
+            + (
+                ""
+                if "close" in lacking
+                else "; if there are only closes, repeat them as open, high and low, and leave "
+                "those columns out with Select(columns=...)"
+            )
         )
 
 

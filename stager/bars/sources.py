@@ -129,6 +129,8 @@ class Opened:
     fetched: bytes | None = None
     # The content, where it had to be rewritten before parsing; then it is not compressed.
     data: bytes | pa.Buffer | None = None
+    # What is to be told with the file.
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def size_nbytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,24 @@ def test_columns_of_every_type_stay_together_in_large_files(tmp_path: Path, time
     bars = read(file, ReadOptions(zone=None if times in ("date", "seconds") else "UTC"))
     assert bars.table.num_rows == n_symbols * n_times - (times == "missing")
     assert np.array_equal(bars.table["close"].to_numpy(), np.arange(bars.table.num_rows) + 1.0)
+
+
+@pytest.mark.parametrize("how", [{}, {"separators": (",", ":")}, {"indent": 2}], ids=["usual", "compact", "indented"])
+def test_rows_of_json_may_hold_their_numbers_as_text(tmp_path: Path, how: dict[str, Any]) -> None:
+    rows = [
+        [1715002200000 + 60_000 * row, "0.0163", "0.0180", "0.0157", "0.0165", "148.9", 1715002259999 + 60_000 * row,
+         "2434.1", 308, "1756.8", "28.4", "17.9"]
+        for row in range(3)
+    ]  # fmt: skip
+    (tmp_path / "BTCUSDT.json").write_text(json.dumps(rows, **how))
+    bars = read(tmp_path / "BTCUSDT.json", ReadOptions(symbol="BTCUSDT"))
+    assert bars.table["low"].to_pylist() == [0.0157] * 3
+    assert instants(bars)[-1] == "2024-05-06T13:32:00"
+
+
+def test_one_page_of_several_is_told(tmp_path: Path) -> None:
+    row = {"o": 1, "h": 2, "l": 1, "c": 1, "v": 1}
+    page = {"bars": {"A": [{"t": 1715002200000 + 60_000 * number, **row} for number in range(3)]}}
+    for token, is_told in ((None, False), ("abc", True)):
+        (tmp_path / "x.json").write_text(json.dumps({**page, "next_page_token": token}))
+        assert any("one page of several" in text for text in read(tmp_path / "x.json").warnings) == is_told

@@ -295,3 +295,33 @@ def test_a_clock_of_one_or_two_digits_is_asked_about(read_text: ReadText) -> Non
         read_text(text, zone="UTC")
     text = text.replace(",9,", ",0,").replace("20240506,10,", "20240507,0,")
     assert read_text(text).timestamps == "session"
+
+
+PRICES = {role: [1.0, 1.0, 1.0] for role in ("open", "high", "low", "close")}
+
+
+@pytest.mark.parametrize(
+    ("times", "first"),
+    [
+        ([1715002200.0, 1715002260.0, 1715002320.0], "2024-05-06T13:30:00"),
+        ([1715002200000.0, 1715002260000.0, 1715002320000.0], "2024-05-06T13:30:00"),
+        ([20240506.0, 20240507.0, 20240508.0], "2024-05-06T00:00:00"),
+        ([1715002200.5, 1715002260.5, 1715002320.5], None),
+        ([1715002200.0, float("nan"), 1715002320.0], None),
+        ([1.715e12, 1.715e12, 1.71501e12], None),
+        ([1e300, 2e300, 3e300], None),
+    ],
+)
+def test_whole_numbers_stored_as_float64_are_times(times: list[float], first: str | None) -> None:
+    table, options = pa.table({"time": times, **PRICES}), ReadOptions(symbol="A", duplicates="first")
+    if first is None:
+        with pytest.raises(BarsError, match="double, which is no time"):
+            read(table, options)
+    else:
+        assert instants(read(table, options))[0] == first
+
+
+def test_times_of_float32_are_refused() -> None:
+    times = pa.array([1715002200.0, 1715002260.0, 1715002320.0], pa.float32())
+    with pytest.raises(BarsError, match="float, which is no time"):
+        read(pa.table({"time": times, **PRICES}), ReadOptions(symbol="A"))
