@@ -125,7 +125,7 @@ def take(
         is_dates=rows.is_dates,
         first_time=next((int(part[0]) for part in rows.times.parts if rows.is_dates), 0),
         first_line=one.line_of(0) if rows.is_dates else 0,
-        warnings=list(one.warnings),
+        warnings=[*one.warnings, *([_MULTIPLIED] if described is None and _seem_multiplied(one) else [])],
         zone_warnings=rows.notes.warnings,
         format=None if described is None else described.name,
         label=None if described is None else described.label,
@@ -139,7 +139,20 @@ def take(
     return taken, rows.symbols, [part.piece for part in checked]
 
 
+_LARGE = 10**6
+_MULTIPLIED = (
+    "prices are whole numbers above a million; if they are stored multiplied, give a format with their price_scale"
+)
 _NONE = Piece(np.empty(0, np.uint8), np.empty(0, np.int64), ())
+
+
+def _seem_multiplied(one: Decoded) -> bool:
+    """Whether the first prices are whole numbers so large that they may have been multiplied by a power of ten."""
+    for price in PRICES:
+        some: Any = one.columns[price].slice(0, 1000).drop_null().to_numpy()
+        if not len(some) or (np.abs(some) < _LARGE).any() or (some != np.floor(some)).any():
+            return False
+    return True
 
 
 def _refuse_lacking(one: Decoded) -> None:

@@ -404,3 +404,28 @@ def test_one_page_of_several_is_told(tmp_path: Path) -> None:
     for token, is_told in ((None, False), ("abc", True)):
         (tmp_path / "x.json").write_text(json.dumps({**page, "next_page_token": token}))
         assert any("one page of several" in text for text in read(tmp_path / "x.json").warnings) == is_told
+
+
+@pytest.mark.parametrize(
+    ("close", "is_told"), [(10_500_000_000, True), (97_000_000, True), (628_930, False), (1_628_930.01, False)]
+)
+@pytest.mark.parametrize("container", ["csv", "parquet"])
+def test_prices_that_seem_multiplied_are_told(tmp_path: Path, container: str, close: float, is_told: bool) -> None:
+    table = pa.table(
+        {"time": [1715002200, 1715002260], **{role: [close, close] for role in ("open", "high", "low", "close")}}
+    )
+    if container == "csv":
+        pacsv.write_csv(table, tmp_path / "x.csv")
+    else:
+        pq.write_table(table, tmp_path / "x.parquet")
+    bars = read(tmp_path / f"x.{container}")
+    assert bars.table["close"].to_pylist() == [close] * 2
+    assert any("price_scale" in text for text in bars.warnings) == is_told
+
+
+def test_closes_alone_are_refused_with_what_helps(read_text: ReadText) -> None:
+    text = "Date,AAA,BBB\n2024-01-02,1,2\n2024-01-03,1,2\n"
+    with pytest.raises(BarsError, match=r"--field close"):
+        read_text(text)
+    with pytest.raises(BarsError, match=r"holds no open, high, low, .* repeat them as open, high and low"):
+        read_text(text, field="close")
