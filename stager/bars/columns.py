@@ -55,6 +55,8 @@ class Decoded:
     warnings: list[str] = field(default_factory=list)
     # What the file's name or folder says, by its format.
     symbol: str | None = None
+    # What the folder says, ``AAPL`` of ``symbol=AAPL/``.
+    folder: str | None = None
     # Whether these are some of the file's rows and not all.
     is_part: bool = False
 

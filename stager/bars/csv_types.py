@@ -9,6 +9,7 @@ import pyarrow as pa
 from stager.bars.columns import SYMBOLS
 from stager.bars.detect import NULL_WORDS, Layout, cannot_tell, is_number, mixed_zones, time_form
 from stager.bars.formats import NumberRule
+from stager.bars.numbers import dot_may_group, may_group
 from stager.bars.options import ReadOptions
 from stager.bars.patterns import possible
 from stager.bars.sample import Sample
@@ -20,7 +21,12 @@ Kind: TypeAlias = Literal["time", "text", "number"]
 
 
 def marked_numbers(
-    sample: Sample, layout: Layout, options: ReadOptions, kinds: dict[str, Kind], types: dict[str, pa.DataType]
+    opened: Opened,
+    sample: Sample,
+    layout: Layout,
+    options: ReadOptions,
+    kinds: dict[str, Kind],
+    types: dict[str, pa.DataType],
 ) -> set[str]:
     """Columns of roles whose numbers are written so that they are parsed as text."""
     rule = NumberRule() if layout.format is None else layout.format.numbers
@@ -29,10 +35,26 @@ def marked_numbers(
     rows = [cells for _, cells in sample.rows if len(cells) == len(sample.names)]
     is_plain = all(is_number(cells[int(key)]) for cells in rows for key in numbers)
     if is_plain and not (is_told or rule.suffixes or rule.nulls):
+        if options.decimal is None and rule.decimal is None:
+            for key in numbers:
+                _refuse_groups(opened, sample, int(key))
         return set()
     # All of them, because the numbers of a file are written alike.
     types.update(dict.fromkeys(numbers, pa.string()))
     return set(numbers)
+
+
+def _refuse_groups(opened: Opened, sample: Sample, column: int) -> None:
+    """Refuse plain numbers whose dots may part thousands."""
+    rows = [(line, cells[column].strip()) for line, cells in sample.rows if len(cells) == len(sample.names)]
+    found = dot_may_group(cell for _, cell in rows)
+    if found is not None:
+        raise BarsError(
+            may_group(*found),
+            path=opened.source.name,
+            line=next(line for line, cell in rows if cell == found[0]),
+            column=sample.names[column].strip(),
+        )
 
 
 def csv_types(

@@ -14,6 +14,7 @@ from stager.bars.options import ReadOptions
 from stager.bars.room import Room
 from stager.bars.sources import BarFile, Opened, look
 from stager.bars.wide import melt
+from stager.errors import BarsError
 
 __all__ = ["Decoded", "Track", "decode", "decode_table"]
 
@@ -21,6 +22,8 @@ __all__ = ["Decoded", "Track", "decode", "decode_table"]
 Track: TypeAlias = Callable[[Callable[[], int]], None]
 # JSON text as columns, and what it takes to parse it.
 _JSON_GROWTH = 4
+# What Hive, Spark and pyarrow name the folder of rows without a value.
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 def decode(source: BarFile, options: ReadOptions, track: Track, room_nbytes: int | None = None) -> Iterator[Decoded]:
@@ -41,10 +44,14 @@ def decode(source: BarFile, options: ReadOptions, track: Track, room_nbytes: int
         If the file can't be read as bars, naming file, line and column; or needs more memory, and can't be read in
         parts.
     """
+    if source.partition == _NO_VALUE:
+        raise BarsError("the folder says that there is no symbol; take it out, or name the folder", path=source.name)
     told = None if options.format is None else named(options.format)
     room = Room(source.name, room_nbytes)
     opened = look(source, options.encoding or (None if told is None else told.encoding), room)
     for decoded in _decode(opened, options, track, room):
+        decoded.folder = source.partition
+        decoded.warnings += [*([] if source.warning is None else [source.warning]), *opened.warnings]
         if decoded.layout.wide is not None:
             melt(decoded, decoded.layout.wide)
         yield decoded

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.feather
@@ -15,7 +16,7 @@ from stager.bars.columns import SYMBOLS, Column, Decoded, aligned, alike, number
 from stager.bars.detect import NULL_WORDS, Decision, Layout, find_columns, time_form
 from stager.bars.formats import NumberRule
 from stager.bars.matching import choose_named
-from stager.bars.numbers import scaled
+from stager.bars.numbers import dot_may_group, may_group, scaled
 from stager.bars.options import PRICES, ReadOptions
 from stager.bars.patterns import possible
 from stager.bars.room import Room
@@ -284,6 +285,9 @@ def _numbers(
             given: Any = pc.if_else(pc.is_in(trimmed, value_set=words), pa.scalar(None, pa.string()), trimmed)
             try:
                 numbers[key] = given.cast(pa.float64())
+                pair = None if options.decimal else dot_may_group(given.drop_null().slice(0, 100).to_pylist())
+                if pair is not None:
+                    raise decoded.error(may_group(*pair), pc.index(given, pair[0]).as_py(), key)
             except pa.ArrowInvalid:
                 break
         else:
@@ -308,6 +312,8 @@ def _times(decoded: Decoded, columns: list[Column], options: ReadOptions) -> Col
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     is_told = options.time_pattern is not None or (layout.format is not None and layout.format.time.pattern is not None)
     if len(columns) == 1:
+        if pa.types.is_float64(kind):
+            return _whole_times(column.cast(kind))
         if not _is_text(kind):
             return column
         given = column.drop_null()
@@ -323,6 +329,21 @@ def _times(decoded: Decoded, columns: list[Column], options: ReadOptions) -> Col
     found, decision = read_times_text(texts, layout, options, error)
     decoded.decisions.append(decision)
     return found
+
+
+def _whole_times(column: Column) -> Column:
+    """Whole numbers that were stored as float64, which holds them exactly.
+
+    As they are, if one is no whole number, or if all of them have lost their last digits in a spreadsheet: 1.71500E+12.
+    """
+    values: Any = column.drop_null().to_numpy()
+    if not np.isfinite(values).all() or (values != np.floor(values)).any() or (np.abs(values) >= 1 << 53).any():
+        return column
+    whole = values.astype(np.int64)
+    n_digits = len(str(int(np.abs(whole).max(initial=0))))
+    if len(whole) and n_digits > 8 and not (whole % 10 ** (n_digits - 6)).any():
+        return column
+    return column.cast(pa.int64())
 
 
 def _symbols(decoded: Decoded, column: Column) -> Column:

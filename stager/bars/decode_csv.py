@@ -153,7 +153,7 @@ def _plan(opened: Opened, sample: Sample, options: ReadOptions) -> _Plan:
         sample = with_names(sample, described.positions)
     layout = find_columns(sample.names, options, refuse, described)
     kinds, types = csv_types(opened, sample, layout, options)
-    marked = marked_numbers(sample, layout, options, kinds, types)
+    marked = marked_numbers(opened, sample, layout, options, kinds, types)
     symbol = source.partition or (None if described is None else described.symbol_of(source.stem))
     return _Plan(sample, layout, kinds, types, marked, decisions, symbol)
 

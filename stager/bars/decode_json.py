@@ -14,6 +14,8 @@ from stager.errors import BarsError
 # Keys under which services put their rows, and the symbol beside them.
 _ROWS = ("bars", "results", "candles", "values", "data", "historical")
 _SYMBOL = ("symbol", "ticker")
+# What they set where an answer is not all of it.
+_NEXT_PAGES = ("next_page_token", "next_url")
 
 
 def read_json(opened: Opened) -> pa.Table | None:
@@ -54,8 +56,9 @@ def _table(content: Any, opened: Opened, data: bytes) -> pa.Table | None:
         # The text of the numbers is kept, and is parsed as all text is.
         if any(isinstance(cell, list | dict) for row in content for cell in row):
             raise BarsError("the rows of the JSON hold further arrays or objects", path=opened.source.name)
+        data = re.sub(rb'("(?:[^"\\]|\\.)*")|\s+', rb"\1", data)
         start, end = data.index(b"[", data.index(b"[") + 1) + 1, data.rindex(b"]", 0, data.rindex(b"]"))
-        opened.replace(re.sub(rb"\]\s*,\s*\[", b"\n", data[start:end]) + b"\n")
+        opened.replace(data[start:end].replace(b"],[", b"\n") + b"\n")
         return None
     if content and all(isinstance(row, dict) for row in content):
         return _records(content)
@@ -67,6 +70,9 @@ def _records(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def _of_object(content: dict[str, Any], opened: Opened) -> pa.Table | None:
+    page = next((key for key in _NEXT_PAGES if content.get(key)), None)
+    if page is not None:
+        opened.warnings.append(f"the file is one page of several ({page!r} is set); the bars of the next are missing")
     rows = next((content[key] for key in _ROWS if isinstance(content.get(key), list | dict)), None)
     symbol = next((content[key] for key in _SYMBOL if isinstance(content.get(key), str)), None)
     names = content.get("columns")

@@ -15,7 +15,7 @@ from stager.bars.detect import Decision
 from stager.bars.options import PRICES, ReadOptions
 from stager.bars.settle import Notes, localise
 from stager.bars.symbols import Codes, SymbolColumn
-from stager.bars.taken import Taken
+from stager.bars.taken import AS_TOLD, Taken
 from stager.bars.threads import parallel
 from stager.bars.times import Times, read_times, year_window
 
@@ -69,6 +69,8 @@ def rows_of(one: Decoded, options: ReadOptions, *, is_only: bool, dates: bool = 
     """
     column, decision = _symbol_column(one, options, is_only)
     symbols, (codes,) = symbol_numbers.encode([column])
+    if "symbol" in one.columns and one.folder is not None and "symbol" not in options.columns:
+        _refuse_other(one, one.folder, symbols, codes)
     times = read_times(
         one.columns["time"],
         year_window(options.allow_years),
@@ -123,7 +125,7 @@ def take(
         is_dates=rows.is_dates,
         first_time=next((int(part[0]) for part in rows.times.parts if rows.is_dates), 0),
         first_line=one.line_of(0) if rows.is_dates else 0,
-        warnings=list(one.warnings),
+        warnings=[*one.warnings, *([_MULTIPLIED] if described is None and _seem_multiplied(one) else [])],
         zone_warnings=rows.notes.warnings,
         format=None if described is None else described.name,
         label=None if described is None else described.label,
@@ -132,11 +134,25 @@ def take(
         latest=max((int(part.piece.times.max()) for part in checked if len(part.piece)), default=None),
         first_violation=None if violation is None else (rows.symbols[violation[0]], violation[1]),
         checked=[replace(part, piece=_NONE) for part in checked],
+        path_symbol=one.symbol,
     )
     return taken, rows.symbols, [part.piece for part in checked]
 
 
+_LARGE = 10**6
+_MULTIPLIED = (
+    "prices are whole numbers above a million; if they are stored multiplied, give a format with their price_scale"
+)
 _NONE = Piece(np.empty(0, np.uint8), np.empty(0, np.int64), ())
+
+
+def _seem_multiplied(one: Decoded) -> bool:
+    """Whether the first prices are whole numbers so large that they may have been multiplied by a power of ten."""
+    for price in PRICES:
+        some: Any = one.columns[price].slice(0, 1000).drop_null().to_numpy()
+        if not len(some) or (np.abs(some) < _LARGE).any() or (some != np.floor(some)).any():
+            return False
+    return True
 
 
 def _refuse_lacking(one: Decoded) -> None:
@@ -146,6 +162,12 @@ def _refuse_lacking(one: Decoded) -> None:
         raise one.error(
             f"the file holds no {', '.join(lacking)}, and a bar has all of open, high, low and close; join the "
             "files of the fields to one, with columns such as AAPL:open and AAPL:close"
+            + (
+                ""
+                if "close" in lacking
+                else "; if there are only closes, repeat them as open, high and low, and leave "
+                "those columns out with Select(columns=...)"
+            )
         )
 
 
@@ -160,7 +182,7 @@ def _symbol_column(one: Decoded, options: ReadOptions, is_only: bool) -> tuple[S
             )
         return one.columns["symbol"], None
     if options.symbol is not None:
-        decision = Decision("symbol", options.symbol, "as told")
+        decision = Decision("symbol", options.symbol, AS_TOLD)
     elif one.symbol is not None:
         decision = Decision("symbol", one.symbol, "the path")
     elif one.stem is not None and is_only:
@@ -171,6 +193,23 @@ def _symbol_column(one: Decoded, options: ReadOptions, is_only: bool) -> tuple[S
             "all rows belong to"
         )
     return symbol_numbers.constant(decision.value, lengths), decision
+
+
+def _refuse_other(one: Decoded, folder: str, symbols: tuple[str, ...], codes: list[Codes]) -> None:
+    """Refuse rows of another symbol than the folder's."""
+    row = 0
+    for part in codes:
+        for code in np.unique(part).tolist():
+            if symbols[code] != folder:
+                first = row + int(np.argmax(part == code))
+                named = one.layout.names[one.layout.roles["symbol"]]
+                raise one.error(
+                    f"the symbol is {symbols[code]!r}, and the folder says {folder!r}; if the column is right, say "
+                    f"--column symbol={named}",
+                    first,
+                    "symbol",
+                )
+        row += len(part)
 
 
 def _check(one: Decoded, rows: Rows, names: list[str], options: ReadOptions) -> list[Checked]:

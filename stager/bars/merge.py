@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from stager.bars.checks import describe
 from stager.bars.options import PRICES, ReadOptions
 from stager.bars.settle import Notes, Timestamps, settle_zone
-from stager.bars.taken import Taken
+from stager.bars.taken import AS_TOLD, Taken
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,12 @@ def refuse_unlike(one: Taken, first: Taken) -> None:
                 f"there is no column for volume, and {has.name} has one; name it with --column volume=NAME, or "
                 "read the files apart"
             )
+    is_unlike = None not in (one.path_symbol, first.path_symbol) and one.path_symbol != first.path_symbol
+    if is_unlike and one.symbol is not None and one.symbol.source == AS_TOLD:
+        raise one.error(
+            f"its name says {one.path_symbol!r}, and that of {first.name} {first.path_symbol!r}, so they are not all "
+            f"of the symbol {one.symbol.value!r} that was given; leave out --symbol, or read the files apart"
+        )
 
 
 def _note_decisions(notes: Notes, inputs: Sequence[Taken], *, with_times: bool) -> None:

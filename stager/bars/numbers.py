@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,30 @@ def marks_of(columns: Sequence[Any], rule: NumberRule, decimal: str | None, thou
         if len(cells):
             return str(cells[0].as_py()).strip()
     return ""
+
+
+def dot_may_group(cells: Iterable[str]) -> tuple[str, str] | None:
+    """Two cells that show that dots may part thousands, though all are numbers: as a fraction 2.500 would be written
+    with a needless zero, beside 950, which has none; None: there are no such cells."""
+    dotted: list[str] = []
+    whole: list[str] = []
+    for cell in cells:
+        (dotted if "." in cell else whole).append(cell)
+    if not all(re.fullmatch(r"[+-]?[1-9]\d{0,2}(\.\d{3})+", cell) for cell in dotted):
+        return None
+    if not all(re.fullmatch(r"[+-]?\d{0,3}", cell) for cell in whole if cell not in NULL_WORDS):
+        return None
+    one = next((cell for cell in dotted if cell.endswith("0")), None)
+    other = next((cell for cell in whole if cell.strip("+-0")), None)
+    return None if one is None or other is None else (one, other)
+
+
+def may_group(cell: str, other: str) -> str:
+    """The message about what :func:`dot_may_group` found."""
+    return (
+        f"{cell!r} beside {other!r} may be a fraction or have thousands marks; say what the dot is with --decimal . or "
+        "--thousands ."
+    )
 
 
 def read_numbers(column: Any, marks: Marks, rule: NumberRule) -> tuple[Any, int]:

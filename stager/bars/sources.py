@@ -6,8 +6,8 @@ import glob
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
@@ -28,6 +28,8 @@ ENDINGS = (
     ".csv", ".csv.gz", ".csv.zst", ".csv.zip", ".txt", ".tsv", ".parquet", ".pq", ".json", ".json.gz", ".feather",
     ".arrow", ".zip",
 )  # fmt: skip
+# Beside other bar files these hold notes about them.
+_NOTES = (".json", ".json.gz")
 _STEM = re.compile(
     r"(\.(csv|txt|tsv|parquet|pq|json|jsonl|ndjson|feather|arrow|gz|gzip|zst|zstd|zip))+$", re.IGNORECASE
 )
@@ -59,12 +61,15 @@ class BarFile:
         Path as given, or URI without user, password and options.
     size_nbytes : int
         Size on disk.
+    warning : str or None
+        What is to be told with the file.
     """
 
     name: str
     size_nbytes: int
     path: str
     filesystem: pafs.FileSystem | None = None
+    warning: str | None = None
 
     def open(self) -> pa.NativeFile:
         """The bytes as they are; a local file is mapped."""
@@ -124,6 +129,8 @@ class Opened:
     fetched: bytes | None = None
     # The content, where it had to be rewritten before parsing; then it is not compressed.
     data: bytes | pa.Buffer | None = None
+    # What is to be told with the file.
+    warnings: list[str] = field(default_factory=list)
 
     @property
     def size_nbytes(self) -> int:
@@ -224,11 +231,11 @@ def _find_one(name: str) -> list[BarFile]:
         if path.is_dir():
             folders = [entry for entry in path.iterdir() if "=" in entry.name and entry.is_dir()]
             if folders:
-                return [
-                    _local(str(file))
-                    for file in sorted(path.glob("*=*/**/*"))
-                    if _is_bar_file(file.name) and file.is_file()
-                ]
+                below = sorted(path.glob("*=*/**/*"))
+                return _with_stray(
+                    [_local(str(file)) for file in below if _is_bar_file(file.name) and file.is_file()],
+                    (entry.name for entry in path.iterdir() if entry.is_file()),
+                )
             files = _without_notes(
                 sorted(entry.name for entry in path.iterdir() if _is_bar_file(entry.name) and entry.is_file())
             )
@@ -285,8 +292,10 @@ def _find_uri(uri: str) -> list[BarFile]:
 
 def _files_below(filesystem: pafs.FileSystem, path: str, name: str) -> list[BarFile]:
     """The bar files of a folder elsewhere, and of its folders ``key=value`` if it has some."""
+    beside: list[str] = []
     entries: Any = filesystem.get_file_info(pafs.FileSelector(path))
     if any(one.type == pafs.FileType.Directory and "=" in one.base_name for one in entries):
+        beside = [one.base_name for one in entries if one.type == pafs.FileType.File]
         entries = [
             one
             for one in filesystem.get_file_info(pafs.FileSelector(path, recursive=True))
@@ -297,7 +306,7 @@ def _files_below(filesystem: pafs.FileSystem, path: str, name: str) -> list[BarF
     files = [one for one in files if one.base_name in names]
     if not files:
         raise BarsError(_no_bar_files("the directory"), path=name)
-    return _far_files(filesystem, path, name, files)
+    return _with_stray(_far_files(filesystem, path, name, files), beside)
 
 
 def _far_files(filesystem: pafs.FileSystem, base: str, name: str, files: list[pafs.FileInfo]) -> list[BarFile]:
@@ -316,7 +325,16 @@ def _far(name: str, info: pafs.FileInfo, filesystem: pafs.FileSystem) -> BarFile
 
 def _without_notes(names: list[str]) -> list[str]:
     """The names without JSON, which beside other bar files holds notes about them."""
-    return [name for name in names if not name.lower().endswith((".json", ".json.gz"))] or names
+    return [name for name in names if not name.lower().endswith(_NOTES)] or names
+
+
+def _with_stray(files: list[BarFile], names: Iterable[str]) -> list[BarFile]:
+    """The files of folders ``key=value``; the first tells of bar files beside the folders, which nobody else misses."""
+    stray = sorted(name for name in names if _is_bar_file(name) and not name.lower().endswith((*_NOTES, ".txt")))
+    if stray and files:
+        more = f" and {len(stray) - 1} more" if len(stray) > 1 else ""
+        files[0] = replace(files[0], warning=f"beside the folder lies {stray[0]!r}{more}, which is not read")
+    return files
 
 
 def _is_bar_file(name: str) -> bool:
@@ -391,6 +409,8 @@ def look(source: BarFile, encoding: str | None = None, room: Room | None = None)
     if start.startswith((b"{", b"[")):
         opened.content = "json"
         return opened
+    if b"\0" in head and b"\0" not in head.rstrip(b"\0"):
+        raise refuse("the file ends in NUL bytes: it was not written to its end; get it again")
     if b"\0" in head:
         half = head[: len(head) // 2 * 2]
         if half and (half[1::2].count(0) * 2 > len(half) // 2 or half[::2].count(0) * 2 > len(half) // 2):

@@ -11,6 +11,9 @@ from stager.bars.detect import Decision
 from stager.bars.times import Form, whole_numbers
 from stager.errors import BarsError
 
+# The source of a symbol that was given as an option.
+AS_TOLD = "as told"
+
 
 @dataclass
 class Taken:
@@ -52,6 +55,8 @@ class Taken:
         Symbol and time of the first bar whose high is not the highest or low not the lowest price.
     checked : list of Checked
         What was found in the rows, which are not kept here.
+    path_symbol : str or None
+        The symbol that the file's name or folder tells, whatever else was told.
     """
 
     name: str
@@ -79,6 +84,7 @@ class Taken:
     latest: int | None
     first_violation: tuple[str, int] | None
     checked: list[Checked] = field(default_factory=list)
+    path_symbol: str | None = None
 
     @property
     def n_dropped(self) -> int:

@@ -37,13 +37,13 @@ def read_times_text(
         If a time is wrong, no pattern is known, or several are possible; then the option that tells is named.
     """
     where = layout.time_columns[0]
-    column = _joined(columns)
     rule = None if layout.format is None else layout.format.time.pattern
+    told = options.time_pattern or rule
+    column = _joined(columns, told, lambda message, row: error(message, row, layout.time_columns[-1]))
     given = column.drop_null()
     kind: Any = pa.timestamp("ns")
     if len(given) == 0:
         return pa.chunked_array([pa.nulls(len(column), kind)]), Decision("time", "none", "no rows")
-    told = options.time_pattern or rule
     if told is not None:
         patterns = [told]
     else:
@@ -72,15 +72,25 @@ def read_times_text(
     return fitting[0][1], Decision("time", fitting[0][0], source)
 
 
-def _joined(columns: Sequence[Column]) -> Column:
+def _joined(columns: Sequence[Column], told: str | None, refuse: Callable[[str, int], BarsError]) -> Column:
+    """The texts of all columns, each parted by a blank; a clock gets the leading zeros that it lost as a number."""
     trimmed = [pc.utf8_trim_whitespace(column) for column in columns]
     if len(trimmed) > 1 and all(pc.all(pc.utf8_is_digit(column)).as_py() for column in trimmed[1:]):
-        # A clock that was read as a number lost its leading zeros.
-        widths = [pc.max(pc.utf8_length(column)).as_py() or 0 for column in trimmed[1:]]
-        trimmed[1:] = [
-            pc.utf8_lpad(column, 4 if 3 <= width <= 4 else 6, "0")
-            for column, width in zip(trimmed[1:], widths, strict=True)
-        ]
+        for number, clock in enumerate(trimmed[1:], start=1):
+            width: int = pc.max(pc.utf8_length(clock)).as_py() or 0
+            if told is not None:
+                digits = next((n for end, n in (("%H", 2), ("%M", 4)) if told.endswith(end)), 6)
+            else:
+                digits = 4 if 3 <= width <= 4 else 6
+            if told is None and width <= 2:
+                row: int = pc.index(pc.match_substring_regex(clock, "[^0]"), True).as_py()
+                if row >= 0:
+                    raise refuse(
+                        f"the clock {clock[row].as_py()!r} may be hours, minutes or seconds; say how times are written "
+                        "with --time-pattern, such as '%Y%m%d %H'",
+                        row,
+                    )
+            trimmed[number] = pc.utf8_lpad(clock, digits, "0")
     column = trimmed[0] if len(trimmed) == 1 else pc.utf8_trim_whitespace(pc.binary_join_element_wise(*trimmed, " "))
     empty = pc.is_in(trimmed[0], value_set=pa.array(NULL_WORDS))
     return pc.if_else(empty, pa.scalar(None, pa.string()), column)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stager.bars.decode import decode
 from stager.bars.drafts import draft
 from stager.bars.formats import NumberRule, built_in, named, text_of, vocabulary
-from stager.bars.numbers import Marks, marks_of, read_numbers
+from stager.bars.numbers import Marks, dot_may_group, marks_of, read_numbers
 from stager.bars.patterns import parse, possible, regex_of
 from stager.bars.read import ReadOptions, read
 from stager.bars.sources import find
@@ -414,3 +414,36 @@ def test_marks_of_a_large_file_are_told_or_all_of_it_is_read(tmp_path: Path) -> 
     assert len(parts) > 1
     assert sum(part.n_rows for part in parts) == n
     assert parts[-1].columns["close"][-1].as_py() == 10_000.5 + (n - 1) % 7
+
+
+@pytest.mark.parametrize("container", ["csv", "parquet"])
+def test_dots_between_thousands_of_volume_are_asked_about(tmp_path: Path, container: str) -> None:
+    cells = {"time": ["2024-05-06T13:30:00Z", "2024-05-06T13:31:00Z", "2024-05-06T13:32:00Z"]}
+    cells |= {role: ["12", "13", "14"] for role in ("open", "high", "low", "close")} | {
+        "volume": ["950", "1.234", "2.500"]
+    }
+    path = tmp_path / f"x.{container}"
+    if container == "parquet":
+        pq.write_table(pa.table(cells), path)
+    else:
+        path.write_text("\n".join(";".join(row) for row in (cells, *zip(*cells.values(), strict=True))) + "\n")
+    with pytest.raises(BarsError, match=r"'2\.500' beside '950' may be .*--decimal \. or --thousands \."):
+        read(path)
+    assert read(path, ReadOptions(thousands=".")).table["volume"].to_pylist() == [950, 1234, 2500]
+    assert read(path, ReadOptions(decimal=".")).table["volume"].to_pylist() == [950, 1.234, 2.5]
+
+
+@pytest.mark.parametrize(
+    ("cells", "asks"),
+    [
+        (["1.234", "2.5", "950"], False),
+        (["1.234", "2.500", "950.000"], False),
+        (["0.500", "950", "1.500"], False),
+        (["1.500", "1200"], False),
+        (["1.500", "0"], False),
+        (["149.520", "149.533", "151"], True),
+        (["950", "1.234", "12.500"], True),
+    ],
+)
+def test_when_dots_may_part_thousands(cells: list[str], asks: bool) -> None:
+    assert (dot_may_group(cells) is not None) == asks

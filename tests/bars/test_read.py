@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -382,3 +383,49 @@ def test_columns_of_every_type_stay_together_in_large_files(tmp_path: Path, time
     bars = read(file, ReadOptions(zone=None if times in ("date", "seconds") else "UTC"))
     assert bars.table.num_rows == n_symbols * n_times - (times == "missing")
     assert np.array_equal(bars.table["close"].to_numpy(), np.arange(bars.table.num_rows) + 1.0)
+
+
+@pytest.mark.parametrize("how", [{}, {"separators": (",", ":")}, {"indent": 2}], ids=["usual", "compact", "indented"])
+def test_rows_of_json_may_hold_their_numbers_as_text(tmp_path: Path, how: dict[str, Any]) -> None:
+    rows = [
+        [1715002200000 + 60_000 * row, "0.0163", "0.0180", "0.0157", "0.0165", "148.9", 1715002259999 + 60_000 * row,
+         "2434.1", 308, "1756.8", "28.4", "17.9"]
+        for row in range(3)
+    ]  # fmt: skip
+    (tmp_path / "BTCUSDT.json").write_text(json.dumps(rows, **how))
+    bars = read(tmp_path / "BTCUSDT.json", ReadOptions(symbol="BTCUSDT"))
+    assert bars.table["low"].to_pylist() == [0.0157] * 3
+    assert instants(bars)[-1] == "2024-05-06T13:32:00"
+
+
+def test_one_page_of_several_is_told(tmp_path: Path) -> None:
+    row = {"o": 1, "h": 2, "l": 1, "c": 1, "v": 1}
+    page = {"bars": {"A": [{"t": 1715002200000 + 60_000 * number, **row} for number in range(3)]}}
+    for token, is_told in ((None, False), ("abc", True)):
+        (tmp_path / "x.json").write_text(json.dumps({**page, "next_page_token": token}))
+        assert any("one page of several" in text for text in read(tmp_path / "x.json").warnings) == is_told
+
+
+@pytest.mark.parametrize(
+    ("close", "is_told"), [(10_500_000_000, True), (97_000_000, True), (628_930, False), (1_628_930.01, False)]
+)
+@pytest.mark.parametrize("container", ["csv", "parquet"])
+def test_prices_that_seem_multiplied_are_told(tmp_path: Path, container: str, close: float, is_told: bool) -> None:
+    table = pa.table(
+        {"time": [1715002200, 1715002260], **{role: [close, close] for role in ("open", "high", "low", "close")}}
+    )
+    if container == "csv":
+        pacsv.write_csv(table, tmp_path / "x.csv")
+    else:
+        pq.write_table(table, tmp_path / "x.parquet")
+    bars = read(tmp_path / f"x.{container}")
+    assert bars.table["close"].to_pylist() == [close] * 2
+    assert any("price_scale" in text for text in bars.warnings) == is_told
+
+
+def test_closes_alone_are_refused_with_what_helps(read_text: ReadText) -> None:
+    text = "Date,AAA,BBB\n2024-01-02,1,2\n2024-01-03,1,2\n"
+    with pytest.raises(BarsError, match=r"--field close"):
+        read_text(text)
+    with pytest.raises(BarsError, match=r"holds no open, high, low, .* repeat them as open, high and low"):
+        read_text(text, field="close")

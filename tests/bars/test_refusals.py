@@ -36,6 +36,7 @@ PACKED = gzip.compress(GOOD.encode() * 50)
         pytest.param(b"\x7fELF\0\0\0\x01" + bytes(range(256)) * 4, "NUL|UTF-8", id="binary"),
         pytest.param(GOOD.encode("utf-16-le"), "UTF-16", id="utf-16 without its mark"),
         pytest.param(GOOD.replace("time", "zeît").encode("latin-1"), "UTF-8", id="latin-1 header"),
+        pytest.param(GOOD.encode() + bytes(500), "not written to its end", id="NUL bytes at the end"),
         pytest.param(b"PK\x03\x04" + bytes(100), "zip", id="zip"),
         pytest.param(b"ARROW1\0\0" + bytes(100), "Feather", id="feather"),
         pytest.param(b"PAR1" + bytes(100) + b"PAR1", "damaged", id="parquet footer"),
@@ -202,7 +203,8 @@ def test_tables_that_hold_no_bars() -> None:
         (table(open=pa.array([[1], [2]])), "needs numbers"),
         (table(open=pa.array(["1", "x"])), "'x' is no number"),
         (table(open=pa.array(["1", "\uff11"])), "is no number"),
-        (table(time=price), "no time"),
+        (table(time=price), "1 is neither seconds"),
+        (table(time=pa.array([1.5, 2.5])), "no time"),
         (table(time=pa.array([1, 2], pa.time32("s"))), "no time"),
         (table(time=time), "1970-01-01.*--allow-years"),
         (table(time=pa.array([2**62, 0], pa.timestamp("s", "UTC"))), "--allow-years"),
@@ -227,3 +229,31 @@ def test_header_names_are_not_mixed_up(read_text: ReadText) -> None:
     assert HEADER in GOOD
     with pytest.raises(BarsError, match="could both be the symbol"):
         read_text(lines(*(row + ",X" for row in ROWS), header=HEADER + ",ticker"))
+
+
+def test_rows_of_several_symbols_do_not_become_one(tmp_path: Path) -> None:
+    bars = one_symbol("2024-05-06T13:30:00Z", "2024-05-06T13:31:00Z")
+    folders = {name: tmp_path / "parts" / f"symbol={name}" for name in ("AAPL", "MSFT")}
+    for folder in folders.values():
+        folder.mkdir(parents=True)
+        (folder / "a.csv").write_text(bars)
+    assert read(tmp_path / "parts").symbols == ("AAPL", "MSFT")
+    with pytest.raises(BarsError, match=r"'MSFT'.*'AAPL', so they are not all of the symbol 'X'"):
+        read(tmp_path / "parts", ReadOptions(symbol="X"))
+    assert read(folders["AAPL"], ReadOptions(symbol="X")).symbols == ("X",)
+    # The folder and the column contradict each other.
+    (folders["AAPL"] / "a.csv").write_text(lines(*(row.replace(",A,", ",AAPL,") for row in ROWS)))
+    with pytest.raises(BarsError, match=r"a\.csv:2, column 'symbol': the symbol is 'B', and the folder says 'AAPL'"):
+        read(tmp_path / "parts")
+    assert read(folders["AAPL"] / "a.csv", ReadOptions(columns={"symbol": "symbol"})).symbols == ("AAPL", "B")
+    # Beside the folders lies a file of nobody.
+    (folders["AAPL"] / "a.csv").write_text(bars)
+    (tmp_path / "parts" / "b.csv").write_text(bars)
+    assert any(
+        "beside the folder lies 'b.csv', which is not read" in text for text in read(tmp_path / "parts").warnings
+    )
+    nameless = tmp_path / "symbol=__HIVE_DEFAULT_PARTITION__"
+    nameless.mkdir()
+    (nameless / "a.csv").write_text(bars)
+    with pytest.raises(BarsError, match="there is no symbol"):
+        read(nameless)

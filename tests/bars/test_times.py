@@ -268,3 +268,60 @@ def test_wall_clocks_agree_with_zoneinfo(zone: str, start: datetime, step: int, 
         assert moment.replace(fold=0).utcoffset() != moment.replace(fold=1).utcoffset()
     else:
         assert np.array_equal(np.concatenate(parts), expected)
+
+
+@pytest.mark.parametrize(
+    ("clocks", "told", "opens"),
+    [
+        (("900", "1030"), None, ["09:00:00", "10:30:00"]),
+        (("0", "30000"), None, ["00:00:00", "03:00:00"]),
+        (("9", "10"), "%Y%m%d %H", ["09:00:00", "10:00:00"]),
+        (("9", "10"), "%Y%m%d %H%M", ["00:09:00", "00:10:00"]),
+        (("9", "10"), "%Y%m%d %H%M%S", ["00:00:09", "00:00:10"]),
+        (("900", "1030"), "%Y%m%d %H%M%S", ["00:09:00", "00:10:30"]),
+    ],
+)
+def test_a_clock_without_its_leading_zeros(
+    read_text: ReadText, clocks: tuple[str, str], told: str | None, opens: list[str]
+) -> None:
+    text = "date,time,open,high,low,close\n" + "".join(f"20240506,{clock},1,2,1,2\n" for clock in clocks)
+    bars = read_text(text, zone="UTC", **({} if told is None else {"time_pattern": told}))
+    assert instants(bars) == [f"2024-05-06T{clock}" for clock in opens]
+
+
+def test_a_clock_of_one_or_two_digits_is_asked_about(read_text: ReadText) -> None:
+    text = "date,time,open,high,low,close\n20240506,9,1,2,1,2\n20240506,10,1,2,1,2\n"
+    with pytest.raises(BarsError, match=r"bars\.csv:2, column 'time': the clock '9' may be hours.*--time-pattern"):
+        read_text(text, zone="UTC")
+    text = text.replace(",9,", ",0,").replace("20240506,10,", "20240507,0,")
+    assert read_text(text).timestamps == "session"
+
+
+PRICES = {role: [1.0, 1.0, 1.0] for role in ("open", "high", "low", "close")}
+
+
+@pytest.mark.parametrize(
+    ("times", "first"),
+    [
+        ([1715002200.0, 1715002260.0, 1715002320.0], "2024-05-06T13:30:00"),
+        ([1715002200000.0, 1715002260000.0, 1715002320000.0], "2024-05-06T13:30:00"),
+        ([20240506.0, 20240507.0, 20240508.0], "2024-05-06T00:00:00"),
+        ([1715002200.5, 1715002260.5, 1715002320.5], None),
+        ([1715002200.0, float("nan"), 1715002320.0], None),
+        ([1.715e12, 1.715e12, 1.71501e12], None),
+        ([1e300, 2e300, 3e300], None),
+    ],
+)
+def test_whole_numbers_stored_as_float64_are_times(times: list[float], first: str | None) -> None:
+    table, options = pa.table({"time": times, **PRICES}), ReadOptions(symbol="A", duplicates="first")
+    if first is None:
+        with pytest.raises(BarsError, match="double, which is no time"):
+            read(table, options)
+    else:
+        assert instants(read(table, options))[0] == first
+
+
+def test_times_of_float32_are_refused() -> None:
+    times = pa.array([1715002200.0, 1715002260.0, 1715002320.0], pa.float32())
+    with pytest.raises(BarsError, match="float, which is no time"):
+        read(pa.table({"time": times, **PRICES}), ReadOptions(symbol="A"))
