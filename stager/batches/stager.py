@@ -153,6 +153,13 @@ class Stager(Served):
         made._open(resident, index, options, fold)
         return made
 
+    def on_rank(self, ranks: Ranks) -> Stager:
+        """The same samples for another rank, over the same rows and tables, for as long as these are not closed."""
+        resident, made = self.resident, copy.copy(self)
+        made._owned = False
+        made._open(resident, self._index, replace(self._epochs.options, ranks=ranks))
+        return made
+
     @classmethod
     def from_config(cls, path: str | Path, **overrides: Any) -> Stager:
         """A Stager from a TOML file; argument > environment > TOML > default.
