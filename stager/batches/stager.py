@@ -136,9 +136,9 @@ class Stager(Served):
         self._resident: Resident | None = resident
         try:
             self._pack, index = find_samples(resident.pack, window, target, select, self._scaling, dilation)
-            if index.y is not None:
-                index = replace(index, y=resident.shared(index.y))
-            self._open(resident, by_time(self._pack, index) if options.by_instant else index, options)
+            if options.by_instant:
+                index = by_time(self._pack, index)
+            self._open(resident, index.with_tables(resident.shared), options)
         except BaseException:
             self.close()
             raise
