@@ -83,7 +83,7 @@ class OnHost:
         self._tables: list[Any] = []
         parts = [index]
         if self._panel is not None:
-            self._tables = _tables(self._panel) if like is None else like._tables
+            self._tables = _tables(resident, self._panel) if like is None else like._tables
             parts = _parts(self._panel)
         self._parts = [HostGather(resident.rows, parts[0], dtype)]
         self._parts += [HostGather(table, part) for table, part in zip(self._tables, parts[1:], strict=True)]
@@ -154,7 +154,6 @@ class OnGpu:
         from stager.cuda.fields import Field
         from stager.cuda.gather import WindowGather
         from stager.cuda.groups import Groups
-        from stager.cuda.tables import load
 
         device, timeout = resident.device.index, resident.stall_timeout
         assert device is not None
@@ -164,7 +163,10 @@ class OnGpu:
         self._tables: list[Any] = []
         if isinstance(index, PanelIndex):
             self._n_symbols, parts, y_shape = len(index.symbols), _parts(index), _y_shape(index)
-            self._tables = [load(table, device, timeout) for table in _tables(index)] if like is None else like._tables
+            if like is None:
+                self._tables = [resident.on_device(table) for table in _tables(resident, index)]
+            else:
+                self._tables = like._tables
             dtypes = [dtype, "float32", "float32"][: len(parts)]
             n_served = len(parts[0].columns) if parts[0].columns is not None else resident.rows.shape[1]
             fields = [
@@ -214,11 +216,11 @@ class OnGpu:
         self._tables = []
 
 
-def _tables(panel: PanelIndex) -> list[Any]:
+def _tables(resident: Resident, panel: PanelIndex) -> list[Any]:
     """Mask and targets of a panel as if they were rows of float32, whose bits are copied: four symbols' masks each."""
     mask = np.zeros((len(panel.mask), _padded(len(panel.symbols))), bool)
     mask[:, : len(panel.symbols)] = panel.mask
-    return [mask.view(np.float32), *(() if panel.y is None else (panel.y.reshape(len(panel.y), -1),))]
+    return [resident.shared(mask.view(np.float32)), *(() if panel.y is None else (panel.y.reshape(len(panel.y), -1),))]
 
 
 def _parts(panel: PanelIndex) -> list[SampleIndex]:

@@ -55,6 +55,9 @@ class Served:
         like = getattr(self, "_gather", None)
         about = About(self._pack, index)
         epochs = Epochs(options, self._pack, index, about, fold)
+        # Those of a fold go with it; what is shared stays until the rows are let go.
+        if epochs.draws is not None and not fold:
+            epochs.draws.table = resident.shared(epochs.draws.table)
         self._index, self._about, self._epochs = index, about, epochs
         self._gather = make_gather(resident, index, self.dtype, like, epochs.draws)
         resident.on_close(self._gather.close)

@@ -137,9 +137,9 @@ class Stager(Served):
         self._resident: Resident | None = resident
         try:
             self._pack, index = find_samples(resident.pack, window, target, select, self._scaling, dilation)
-            if index.y is not None:
-                index = replace(index, y=resident.shared(index.y))
-            self._open(resident, by_time(self._pack, index) if options.by_instant else index, options)
+            if options.by_instant:
+                index = by_time(self._pack, index)
+            self._open(resident, index.with_tables(resident.shared), options)
         except BaseException:
             self.close()
             raise
@@ -152,6 +152,13 @@ class Stager(Served):
         if part == "latest":
             options = replace(options, by_instant=False, batch_size=index.n_samples)
         made._open(resident, index, options, fold)
+        return made
+
+    def on_rank(self, ranks: Ranks) -> Stager:
+        """The same samples for another rank, over the same rows and tables, for as long as these are not closed."""
+        resident, made = self.resident, copy.copy(self)
+        made._owned = False
+        made._open(resident, self._index, replace(self._epochs.options, ranks=ranks))
         return made
 
     @classmethod

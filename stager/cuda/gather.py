@@ -42,7 +42,7 @@ class WindowGather:
     draws : Draws, optional
         Where samples are drawn by weight, see :class:`stager.samples.sampling.Draws`; copied to the device.
     on_device : callable(table), optional
-        Gives the targets on the device; default: :func:`load`.
+        Gives a table on the device; default: :func:`load`.
 
     Attributes
     ----------
@@ -68,12 +68,13 @@ class WindowGather:
         n_served = n_columns if index.columns is None else len(index.columns)
         self._n_served = n_served
         self._host_y = index.y
+        bring = on_device or (lambda table: load(table, device, stall_timeout))
         self._y: Any = like._y if like is not None and like._host_y is index.y else None
         if self._y is None and index.y is not None:
-            self._y = load(index.y, device, stall_timeout) if on_device is None else on_device(index.y)
-        self._draws: Any = None if draws is None else load(draws.table, device, stall_timeout)
+            self._y = bring(index.y)
+        self._draws: Any = None if draws is None else bring(draws.table)
         bases = np.array([rows.data.ptr], np.uint64)
-        tables = [load(table, device, stall_timeout) for table in (index.span_ids, index.span_rows, bases)]
+        tables = [bring(index.span_ids), bring(index.span_rows), load(bases, device, stall_timeout)]
         span_ids, span_rows, base = (table.data.ptr for table in tables)
         self._samples = np.zeros((), SAMPLES)
         self._samples["span_ids"], self._samples["span_rows"] = span_ids, span_rows

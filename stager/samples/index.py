@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from types import MappingProxyType
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -103,6 +104,12 @@ class SampleIndex:
                 state.update(f"{table.dtype.str}{table.shape}".encode())
                 state.update(np.ascontiguousarray(table).data)
         return state.hexdigest()
+
+    def with_tables(self, keep: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Self:
+        """The same, with equal tables in place of its own: whatever `keep` gives for each."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        kept: dict[str, Any] = {name: keep(one) for name, one in values.items() if isinstance(one, np.ndarray)}
+        return replace(self, **kept)
 
     @cached_property
     def spans_by_row(self) -> IntArray:

@@ -43,7 +43,7 @@ class EventTable:
     """
 
     def __init__(self, source: TableSource, what: str) -> None:
-        self._table, self._what = _load(source, what), what
+        self._table, self._what = read_table(source, what), what
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -143,7 +143,8 @@ def rows_from(pack: Pack, codes: IntArray, instants: IntArray, *, decision: bool
     return rows
 
 
-def _load(source: TableSource, what: str) -> Any:
+def read_table(source: TableSource, what: str) -> Any:
+    """The Arrow table that a user gives or names; `what` is for errors, see :class:`EventTable`."""
     if isinstance(source, pa.Table):
         return source
     is_frame = hasattr(source, "__arrow_c_stream__")

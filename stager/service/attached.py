@@ -157,7 +157,7 @@ class Hold:
 
     def share(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """See :meth:`Attached.shared`. Where it can't be shared, the table as it is."""
-        if table.nbytes < LEAST_NBYTES:
+        if table.nbytes < LEAST_NBYTES or table.ctypes.data in self._shared:
             return table
         own = np.ascontiguousarray(table)
         flat = own.reshape(-1).view(np.uint8)

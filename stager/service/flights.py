@@ -26,6 +26,9 @@ FORCED = Told("forced", "the pack was released by force")
 #: Ends a lease when the service does.
 ENDING = Told("ending", "the service is ending")
 
+#: Answers a ticket whose tables gave way to others: the client opens it again, and sends them.
+LOST = Told("lost", "tables that were sent are not here any more; open it again")
+
 
 def told_by(error: Any) -> Told | None:
     """What the service said; None if the error is not its own."""

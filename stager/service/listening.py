@@ -18,9 +18,10 @@ import msgspec
 from pyarrow import flight
 
 from stager.errors import ConfigError, ServiceError
+from stager.service.flights import LOST
 from stager.service.gate import Gate
 from stager.service.places import location
-from stager.service.protocol import ListPacks, Open, Opened, Pending, Ticket, decode, encode
+from stager.service.protocol import ListPacks, Open, Opened, Pending, TablePart, Ticket, decode, encode
 from stager.service.server import Refusals, answering
 from stager.service.service import Service
 from stager.service.streams import Streams
@@ -32,14 +33,16 @@ MAX_STREAMS = 16
 _LEAST_TOKEN = 16
 _TICKET_NBYTES = 1 << 20
 _MOST_CONNECTIONS = 64
+_ACTIONS: dict[str, type[msgspec.Struct]] = {"list": ListPacks, "open": Open, "table": TablePart}
 _NBYTES_PER_SECOND = 4096
 
 
 class OpenAnswer(msgspec.Struct, frozen=True):
-    """What came of an ``open``: one of the two."""
+    """What came of an ``open``: one of the three. `missing` are hashes of tables to be sent first."""
 
     pending: Pending | None = None
     opened: Opened | None = None
+    missing: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +188,7 @@ class Listener(flight.FlightServerBase):
         self._service, self._refusals = service, Refusals(service)
         self._streams = Streams(service)
         service.on_sweep = self._streams.purge
-        self._places = threading.BoundedSemaphore(MAX_STREAMS)
+        self._places, self._busy = (threading.BoundedSemaphore(MAX_STREAMS) for _ in range(2))
         try:
             outer = socket.create_server((listen.host, listen.port), family=_family(listen.host))
         except OSError as error:
@@ -205,25 +208,45 @@ class Listener(flight.FlightServerBase):
         log.info("streams batches on port %d", self.outer_port)
 
     def list_actions(self, context: Any) -> Any:
-        return [("list", ListPacks.__doc__ or ""), ("open", Open.__doc__ or "")]
+        return [(name, (kind.__doc__ or "").strip()) for name, kind in _ACTIONS.items()]
 
     def do_action(self, context: Any, action: Any) -> list[Any]:
         with answering(self._service, self._refusals, "a request"):
+            kind = _ACTIONS.get(action.type)
+            if kind is None:
+                raise ServiceError(f"there is no action {action.type[:80]!r}; there are: {', '.join(_ACTIONS)}")
             body = b"{}" if action.body is None else action.body
-            if action.type == "list":
-                return [flight.Result(encode(self._service.answer(decode(body, ListPacks, "the message 'list'"))))]
-            if action.type != "open":
-                raise ServiceError(f"there is no action {action.type[:80]!r}; there are: list, open")
-            found = self._streams.open(decode(body, Open, "the message 'open'", _TICKET_NBYTES).serving)
-            answer = OpenAnswer(pending=found) if isinstance(found, Pending) else OpenAnswer(opened=found)
-            return [flight.Result(encode(answer))]
+            # Dearer than requests on the socket: one may make the tables of a Stager.
+            if not self._busy.acquire(blocking=False):
+                raise ServiceError(f"the service answers {MAX_STREAMS} requests already; ask again")
+            try:
+                return [
+                    flight.Result(
+                        encode(self._answer(decode(body, kind, f"the message {action.type!r}", _TICKET_NBYTES)))
+                    )
+                ]
+            finally:
+                self._busy.release()
+
+    def _answer(self, request: Any) -> Any:
+        match request:
+            case ListPacks():
+                return self._service.answer(request)
+            case TablePart():
+                return self._streams.tables.put(request)
+        found = self._streams.open(request)
+        if isinstance(found, Pending):
+            return OpenAnswer(pending=found)
+        return OpenAnswer(missing=found) if isinstance(found, list) else OpenAnswer(opened=found)
 
     def do_get(self, context: Any, ticket: Any) -> Any:
         with answering(self._service, self._refusals, "a stream"):
             if self._service.draining:
                 raise ServiceError("the service is ending and begins no streams")
             told = decode(ticket.ticket, Ticket, "the ticket", _TICKET_NBYTES)
-            schema, batches = self._streams.read(told)
+            if (found := self._streams.read(told)) is None:
+                raise LOST.as_error()
+            schema, batches = found
             return flight.GeneratorStream(schema, self._until_the_end(batches))
 
     def _until_the_end(self, batches: Any) -> Any:

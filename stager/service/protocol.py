@@ -120,58 +120,49 @@ class Beat(Message, frozen=True):
     attach_seconds: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
 
 
-class Selection(Message, frozen=True):
-    """Fields of :class:`stager.Select` that name no files: the service opens none for strangers."""
+class Fold(Message, frozen=True):
+    """One part of one fold. `split` are the fields of a scheme and its name, as in table ``[split]``."""
 
-    symbols: Annotated[list[Text], Meta(max_length=20_000)] | None = None
-    interval: tuple[Text | None, Text | None] | None = None
-    max_gap: Count = 0
-    session: Text | None = None
-    close_inclusive: bool = False
-    columns: Annotated[list[Text], Meta(max_length=10_000)] | None = None
-    stride: Count = 1
-    min_history: Count = 0
-    allow_filled: bool = False
-
-
-class TargetSpec(Message, frozen=True):
-    """Fields of :class:`stager.Target`, which checks them."""
-
-    horizon: Count
-    price: Text = "close"
-    delay: Count = 1
-    exit: Text | None = None
-    kind: Text = "return"
-    threshold: float = 0.0
-    classes: Count = 3
-    across_gaps: Text = "exclude"
-    scale: Text | None = None
-    scale_window: Count = 20
+    split: dict[str, Any]
+    number: Count
+    part: Literal["train", "test"]
 
 
 class Serving(Message, frozen=True):
-    """A Stager that the service is to serve from, by its arguments. `batch_size` is of one rank."""
+    """A Stager that the service is to serve from, by its arguments as :mod:`stager.service.carried` has them.
+
+    `batches` are those of table ``[batches]``, `target` and `select` the fields of the classes. A table is named by its
+    hash, ``{"digest": ...}``, and sent before. The batch size is of one rank.
+    """
 
     name: Name
-    window: Annotated[int, Meta(ge=1, le=1 << 20)]
-    batch_size: Annotated[int, Meta(ge=1, le=1 << 24)]
-    target: TargetSpec | Annotated[list[TargetSpec], Meta(max_length=64)] | None = None
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
-    shuffle: Literal["full", "time"] | None = "full"
-    last: Literal["keep", "drop", "pad"] = "keep"
-    select: Selection = Selection()
-    normalize: Literal["none", "last", "zscore"] = "none"
+    batches: dict[str, Any]
+    target: dict[str, Any] | Annotated[list[dict[str, Any]], Meta(max_length=64)] | None = None
+    select: dict[str, Any] = {}
     n_ranks: Annotated[int, Meta(ge=1, le=1 << 16)] = 1
+    fold: Fold | None = None
 
 
 class Open(Message, frozen=True):
-    """What a :class:`Serving` would serve."""
+    """What a :class:`Serving` would serve, to one rank; with `split`, the folds of a scheme too."""
 
     serving: Serving
+    rank: Count = 0
+    split: dict[str, Any] | None = None
+
+
+class TablePart(Message, frozen=True):
+    """A part of a table that a serving names; parts of one table come in order. `digest` is of all its bytes."""
+
+    digest: Id
+    nbytes: Annotated[int, Meta(ge=1, lt=1 << 48)]
+    offset: Count
+    data: bytes
 
 
 class Ticket(Message, frozen=True):
-    """Batches ``first : stop`` of an epoch for one rank; `fingerprint` is of the data that they are to be of."""
+    """Batches ``first : stop`` of an epoch for one rank; `fingerprint` is of the data that they are to be of. With
+    `facts` what a batch tells of its samples when asked, without the batch itself."""
 
     serving: Serving
     fingerprint: Id
@@ -179,6 +170,7 @@ class Ticket(Message, frozen=True):
     first: Count
     stop: Count
     rank: Count = 0
+    facts: bool = False
 
 
 # ---------------------------------------------------------------------------------- answers
@@ -246,7 +238,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Opened(msgspec.Struct, frozen=True):
-    """What is served: batches of an epoch, and the shape of one sample. `y_shape` is None without a target."""
+    """What is served: batches of an epoch, and the shape of one sample. `y_shape` is None without a target; `symbols`
+    are those of a panel; `folds` the numbers of samples of each fold, where a scheme was asked for."""
 
     fingerprint: str
     n_batches: int
@@ -255,6 +248,8 @@ class Opened(msgspec.Struct, frozen=True):
     x_shape: list[int]
     y_shape: list[int] | None
     mask_shape: list[int] | None
+    symbols: list[str] | None = None
+    folds: list[dict[str, int]] | None = None
 
 
 class ClientInfo(msgspec.Struct, frozen=True):

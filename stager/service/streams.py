@@ -13,18 +13,24 @@ import numpy as np
 import pyarrow as pa
 
 from stager.batches.batch import Batch
+from stager.batches.ranks import Ranks
 from stager.batches.stager import Stager
+from stager.config import format_nbytes
 from stager.errors import ServiceError
-from stager.samples.select import Select
-from stager.samples.targets import Target
+from stager.samples.normalize import cast
+from stager.service.carried import arguments_of, split_of, tables_of
 from stager.service.holdings import Holding
-from stager.service.protocol import Opened, Pending, Serving, TargetSpec, Ticket, encode
+from stager.service.protocol import Fold, Open, Opened, Pending, Serving, Ticket, encode
+from stager.service.sent import SentTables
 from stager.service.service import Service
 
-# Each holds tables of about 4 bytes a row and target.
+# Each holds tables of about 4 bytes a row and target; its folds and ranks share them.
 _MOST_STAGERS = 4
+_MOST_PARTS = 64
 # How long a Stager of data that is offered no longer waits for its clients to ask for more.
 _IDLE_SECONDS = 60.0
+# Of the windows of one batch, which are made and sent as a whole.
+_MOST_BATCH_NBYTES = 1 << 30
 
 
 class Streams:
@@ -33,32 +39,47 @@ class Streams:
     Parameters
     ----------
     service : Service
+
+    Attributes
+    ----------
+    tables : SentTables
     """
 
     def __init__(self, service: Service) -> None:
+        self.tables = SentTables()
         self._service, self._lock = service, threading.Lock()
-        # By the bytes of a serving and the fingerprint of the data; the latest used one is the last.
+        # By the bytes of a serving without its fold, and the fingerprint of the data; the latest used one is the last.
         self._served: dict[tuple[bytes, str], _Served] = {}
 
-    def open(self, serving: Serving) -> Opened | Pending:
-        """What a set of arguments would serve, of the pack's current version.
+    def open(self, request: Open) -> Opened | Pending | list[str]:
+        """What a set of arguments would serve, of the pack's current version; or hashes of tables to be sent first.
 
         Raises
         ------
         ServiceError, SampleError, ConfigError
         """
-        found = self._service.holdings.ready(serving.name)
-        return found if isinstance(found, Pending) else self._of(serving, found).opened
+        found = self._service.holdings.ready(request.serving.name)
+        if isinstance(found, Pending):
+            return found
+        served = self._find(_key(request.serving, found.resident.pack.fingerprint))
+        if served is None and (missing := self.tables.missing(tables_of(request.serving))):
+            return missing
+        served = served or self._of(request.serving, found)
+        opened = served.part(request.rank, request.serving.fold).opened
+        if request.split is None:
+            return opened
+        folds = served.stager.split(split_of(request.split))
+        return msgspec.structs.replace(opened, folds=[fold.counts for fold in folds])
 
-    def read(self, ticket: Ticket) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-        """The batches of a ticket, each as a record batch.
+    def read(self, ticket: Ticket) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | None:
+        """The batches of a ticket, each as a record batch; None where tables that were sent are not here any more.
 
         Raises
         ------
         ServiceError
             If the ticket is out of range, or of data that are not held any more.
         """
-        served = self._find((encode(ticket.serving), ticket.fingerprint))
+        served = self._find(_key(ticket.serving, ticket.fingerprint))
         if served is None:
             current = self._service.holdings.current(ticket.serving.name)
             if current.resident.pack.fingerprint != ticket.fingerprint:
@@ -66,15 +87,17 @@ class Streams:
                     f"{ticket.serving.name!r} is another version now ({current.resident.pack.fingerprint}, the ticket "
                     f"is for {ticket.fingerprint}); open it again"
                 )
+            if self.tables.missing(tables_of(ticket.serving)):
+                return None
             served = self._of(ticket.serving, current)
-        n_batches, n_ranks = served.opened.n_batches, ticket.serving.n_ranks
-        if not ticket.first < ticket.stop <= n_batches:
+        part = served.part(ticket.rank, ticket.serving.fold)
+        if not ticket.first < ticket.stop <= part.opened.n_batches:
             raise ServiceError(
-                f"the ticket is for batches {ticket.first} to {ticket.stop}; an epoch has batches 0 to {n_batches - 1}"
+                f"the ticket is for batches {ticket.first} to {ticket.stop}; an epoch has batches 0 to "
+                f"{part.opened.n_batches - 1}"
             )
-        if ticket.rank >= n_ranks:
-            raise ServiceError(f"the ticket is for rank {ticket.rank}; there are ranks 0 to {n_ranks - 1}")
-        return served.schema, self._batches(served, ticket)
+        schema = part.facts_schema if ticket.facts else part.schema
+        return schema, self._batches(served, part, ticket)
 
     def purge(self) -> None:
         """Forget Stagers of data that are offered no longer, once nobody asks for them."""
@@ -94,13 +117,13 @@ class Streams:
         self._forget(gone)
 
     def _of(self, serving: Serving, holding: Holding) -> _Served:
-        key = encode(serving), holding.resident.pack.fingerprint
+        key = _key(serving, holding.resident.pack.fingerprint)
         if (found := self._find(key)) is not None:
             return found
         client = uuid.uuid4().hex
         self._service.holdings.use(holding, client)
         try:
-            made = _Served(serving, holding, client)
+            made = _Served(serving, holding, client, self.tables)
         except BaseException:
             self._service.holdings.leave(holding, client)
             raise
@@ -124,77 +147,145 @@ class Streams:
 
     def _forget(self, gone: list[_Served]) -> None:
         for one in gone:
-            one.stager.close()
+            one.close()
             self._service.holdings.leave(one.holding, one.client)
 
-    def _batches(self, served: _Served, ticket: Ticket) -> Iterator[pa.RecordBatch]:
+    def _batches(self, served: _Served, part: _Part, ticket: Ticket) -> Iterator[pa.RecordBatch]:
         with self._lock:
             served.n_readers += 1
         try:
-            batches = served.stager.batches(ticket.epoch, start=ticket.first, to="numpy")
+            batches = part.stager.batches(ticket.epoch, start=ticket.first, to="numpy")
             for _, batch in zip(range(ticket.first, ticket.stop), batches, strict=False):
-                yield served.as_record(batch, ticket.rank)
-                self._service.count_streamed()
+                if ticket.facts:
+                    yield part.facts(batch)
+                else:
+                    yield part.as_record(batch)
+                    self._service.count_streamed()
         finally:
             with self._lock:
                 served.n_readers -= 1
                 served.used = time.monotonic()
 
 
+def _key(serving: Serving, fingerprint: str) -> tuple[bytes, str]:
+    return encode(msgspec.structs.replace(serving, fold=None)), fingerprint
+
+
 class _Served:
+    """A Stager, and what of it is served: to whichever rank, of whichever fold."""
+
+    def __init__(self, serving: Serving, holding: Holding, client: str, tables: SentTables) -> None:
+        self.holding, self.client, self.used, self.n_readers = holding, client, time.monotonic(), 0
+        pack = holding.resident.pack
+        panel = pack.manifest.panel
+        columns = pack.columns if panel is None else tuple(column.name for column in panel.columns)
+        arguments = arguments_of(serving, columns, tables.get)
+        # As bits, which take no package here: cast where the others are cast on the way, to the same.
+        self._bfloat16 = arguments["dtype"] == "bfloat16"
+        self.stager = Stager(holding.resident, **arguments | ({"dtype": "float32"} if self._bfloat16 else {}))
+        self._n_ranks, self._lock = serving.n_ranks, threading.Lock()
+        # By rank and the bytes of the fold; the latest used one is the last.
+        self._parts: dict[tuple[int, bytes], _Part] = {}
+
+    def part(self, rank: int, fold: Fold | None) -> _Part:
+        """What one rank gets, of all samples or of a fold.
+
+        Raises
+        ------
+        ServiceError, SampleError, ConfigError
+            If there is no such rank or fold.
+        """
+        if rank >= self._n_ranks:
+            raise ServiceError(f"the ticket is for rank {rank}; there are ranks 0 to {self._n_ranks - 1}")
+        key = rank, encode(fold)
+        with self._lock:
+            part = self._parts.pop(key, None)
+            if part is None:
+                part = _Part(self._stager_of(rank, fold), self._bfloat16)
+            self._parts[key] = part
+            while len(self._parts) > _MOST_PARTS:
+                # Streams of it go on: nothing is closed under them.
+                del self._parts[next(iter(self._parts))]
+            return part
+
+    def _stager_of(self, rank: int, fold: Fold | None) -> Stager:
+        whole = self.stager if rank == 0 else self.stager.on_rank(Ranks(rank, self._n_ranks))
+        if fold is None:
+            return whole
+        folds = whole.split(split_of(fold.split))
+        if fold.number >= len(folds):
+            raise ServiceError(f"fold {fold.number} is asked for; there are folds 0 to {len(folds) - 1}")
+        found = folds[fold.number]
+        return found.train if fold.part == "train" else found.test
+
+    def close(self) -> None:
+        with self._lock:
+            for part in self._parts.values():
+                part.stager.close()
+            self._parts.clear()
+        self.stager.close()
+
+
+class _Part:
     """A Stager, and how its batches look as record batches."""
 
-    def __init__(self, serving: Serving, holding: Holding, client: str) -> None:
-        self.holding, self.client, self.used, self.n_readers = holding, client, time.monotonic(), 0
-        if serving.n_ranks > 1 and (serving.last == "keep" or serving.shuffle == "time"):
-            raise ServiceError(
-                f"{serving.n_ranks} ranks need last='drop' or 'pad', and samples that are shuffled singly or not at "
-                f"all: every rank gets as many batches, all of one size"
-            )
-        self._batch_size = serving.batch_size
-        # As Ranks has it: the batches of all ranks side by side are one batch. One Stager does for all of them.
-        self.stager = Stager(
-            holding.resident,
-            window=serving.window,
-            target=_targets(serving.target),
-            batch_size=serving.batch_size * serving.n_ranks,
-            seed=serving.seed,
-            shuffle=serving.shuffle or False,
-            last=serving.last,
-            select=Select(**{name: getattr(serving.select, name) for name in serving.select.__struct_fields__}),
-            normalize=serving.normalize,
-        )
-        batch = next(iter(self.stager.batches(to="numpy")))
+    def __init__(self, stager: Stager, bfloat16: bool) -> None:
+        self.stager, self._bfloat16 = stager, bfloat16
+        pack = stager.resident.pack
+        _check_batch(stager)
+        batch = next(iter(stager.batches(to="numpy")))
         shapes = [None if part is None else list(part.shape[1:]) for part in (batch.x, batch.y, batch.mask)]
-        columns = serving.select.columns or list(holding.resident.pack.columns)
+        panel = pack.manifest.panel
         self.opened = Opened(
-            holding.resident.pack.fingerprint, len(self.stager), self.stager.n_samples, list(columns),
-            shapes[0] or [], shapes[1], shapes[2],
+            pack.fingerprint, len(stager), stager.n_samples, list(stager.plan.columns),
+            shapes[0] or [], shapes[1], shapes[2], None if panel is None else batch.symbols,
         )  # fmt: skip
-        self.schema = self.as_record(batch, 0).schema
+        self._of_panel = panel is not None
+        self.schema = self.as_record(batch).schema
 
-    def as_record(self, batch: Batch, rank: int) -> pa.RecordBatch:
-        """One rank's part of a batch."""
-        part = slice(rank * self._batch_size, (rank + 1) * self._batch_size)
-        if self.stager.batch_size == self._batch_size:
-            part = slice(None)
-        arrays = {
-            "sample": pa.array(batch.sample_ids[part]),
-            "time": pa.array(batch.times[part].astype(np.int64)),
-            "valid": pa.array(batch.valid[part].astype(np.uint8)),
-            "x": _fixed(batch.x[part]),
+    @property
+    def facts_schema(self) -> pa.Schema:
+        """Of :meth:`facts`, told without the work of making any."""
+        fields: list[Any] = [("weight", pa.float32())]
+        if not self._of_panel:
+            fields.append(("symbol", pa.string()))
+        if (shape := self.opened.y_shape) is not None:
+            fields.append(("label_time", pa.list_(pa.field("item", pa.int64()), max(1, int(np.prod(shape))))))
+        return pa.schema(fields)
+
+    def as_record(self, batch: Batch) -> pa.RecordBatch:
+        """A batch."""
+        arrays: dict[str, Any] = {
+            "sample": pa.array(batch.sample_ids),
+            "time": pa.array(batch.times.astype(np.int64)),
+            "valid": pa.array(batch.valid.astype(np.uint8)),
+            "x": _fixed(cast(np.ascontiguousarray(batch.x), "bfloat16") if self._bfloat16 else batch.x),
         }
         if batch.y is not None:
-            arrays["y"] = _fixed(batch.y[part])
+            arrays["y"] = _fixed(batch.y)
         if batch.mask is not None:
-            arrays["mask"] = _fixed(batch.mask[part].astype(np.uint8))
+            arrays["mask"] = _fixed(batch.mask.astype(np.uint8))
+        return pa.RecordBatch.from_pydict(arrays)
+
+    def facts(self, batch: Batch) -> pa.RecordBatch:
+        """What a batch tells of its samples when asked."""
+        arrays: dict[str, Any] = {"weight": pa.array(batch.weight)}
+        if not self._of_panel:
+            arrays["symbol"] = pa.array(batch.symbols, pa.string())
+        if (times := batch.label_times) is not None:
+            arrays["label_time"] = _fixed(times.astype(np.int64))
         return pa.RecordBatch.from_pydict(arrays)
 
 
-def _targets(told: TargetSpec | list[TargetSpec] | None) -> Any:
-    if told is None or isinstance(told, TargetSpec):
-        return None if told is None else Target(**msgspec.structs.asdict(told))
-    return [Target(**msgspec.structs.asdict(one)) for one in told]
+def _check_batch(stager: Stager) -> None:
+    """Refuse batches that no message should hold."""
+    n_columns = stager.resident.rows.shape[1]
+    size = stager.batch_size if stager.last == "pad" else min(stager.batch_size, stager.n_samples)
+    if (nbytes := 4 * size * stager.window * n_columns) > _MOST_BATCH_NBYTES:
+        raise ServiceError(
+            f"a batch of {size:,} windows of {stager.window:,} rows has {format_nbytes(nbytes)}; at most "
+            f"{format_nbytes(_MOST_BATCH_NBYTES)} are streamed: use a smaller batch_size"
+        )
 
 
 def _fixed(values: Any) -> pa.Array[Any]:

@@ -237,3 +237,68 @@ def test_mapped_clients_get_no_table_on_a_gpu(on_gpu, loaded):
         kept = resident.shared(BIG)
         assert resident._hold.share_on_device(kept) is None
     assert loaded == []
+
+
+class OnHost:
+    """Arrays on a device that are host memory."""
+
+    def __init__(self):
+        self.held = []
+
+    def __call__(self, table, *_):
+        table = np.ascontiguousarray(table)
+        self.held.append(table)
+        memory = cupy.cuda.UnownedMemory(table.ctypes.data, table.nbytes, self, 0)
+        return cupy.ndarray(table.shape, table.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+@pytest.mark.parametrize("kind", ["prices", "panel"])
+def test_every_large_table_of_a_gather_is_asked_of_the_service(monkeypatch, pack_path, kind):
+    """Targets, spans and draws, and the mask of a panel; what points into other memory is each client's own."""
+    import stager
+    from stager.batches import gathers
+    from stager.batches.stager import Stager
+    from stager.cuda import gather, groups
+
+    source = pack_path if kind == "prices" else stager.panel(pack_path, stager.Panel())
+    st = Stager(
+        source, window=4, batch_size=8, device="cpu", target=stager.Target(horizon=2), sampling="weighted",
+        weights="uniqueness",
+    )  # fmt: skip
+    index, draws = st._index, st._epochs.draws
+    own, asked = OnHost(), []
+    brought = OnHost()
+    monkeypatch.setattr(gather, "load", own)
+    monkeypatch.setattr(gather, "compiled", lambda device: _Any())
+    monkeypatch.setattr(groups, "Groups", lambda *arguments: arguments)
+
+    class Resident:
+        device = Device(0, "said so")
+        stall_timeout, rows = 60.0, brought(np.zeros((1, 1), np.float32))
+
+        def shared(self, table):
+            asked.append(table)
+            return table
+
+        def on_device(self, table):
+            return brought(table)
+
+    gathers.OnGpu(Resident(), index, "float32", None, draws)
+    found = [(one.dtype, one.tobytes()) for one in brought.held[1:]]
+    for table in (index.y, index.span_ids, index.span_rows, draws.table):
+        assert (table.dtype, table.tobytes()) in found
+    if kind == "panel":
+        mask = np.zeros((len(index.mask), 4), bool)
+        mask[:, :2] = index.mask
+        assert any(raw == mask.tobytes() for _, raw in found)
+        assert [table.nbytes for table in asked] == [mask.nbytes]
+    # Addresses, and at most a few words about columns.
+    assert all(table.nbytes <= 4096 for table in own.held)
+    st.close()
+
+
+class _Any(dict):
+    """Kernels of every name."""
+
+    def __missing__(self, name):
+        return name

@@ -18,7 +18,7 @@ from stager import Ranks, Select, Stager, Target
 from stager.errors import ConfigError, NoServiceError, SampleError, ServiceError
 from stager.service import listening, protocol, streams
 from stager.service.listening import Listener, is_loopback, read_listen
-from stager.service.protocol import Open, Serving, TargetSpec, Ticket
+from stager.service.protocol import Open, Serving, Ticket
 from stager.service.remote import RemoteStager
 
 TOKEN = "correct-horse-battery-staple"
@@ -87,7 +87,7 @@ def test_every_rank_gets_what_it_would_serve_itself(url, pack_path, n_ranks, las
     options = {"window": 8, "last": last, "seed": 5, "batch_size": 21, "target": Target(horizon=2)}
     for rank in range(n_ranks):
         own = Stager(pack_path, device="cpu", ranks=Ranks(rank, n_ranks), **options)
-        remote = RemoteStager(url, "prices", token=TOKEN, rank=rank, n_ranks=n_ranks, **options)
+        remote = RemoteStager(url, "prices", token=TOKEN, ranks=Ranks(rank, n_ranks), **options)
         assert len(remote) == len(own)
         for mine, theirs in zip(own.batches(4), remote.batches(4), strict=True):
             assert np.array_equal(mine.x, theirs.x)
@@ -102,7 +102,7 @@ def test_every_rank_gets_what_it_would_serve_itself(url, pack_path, n_ranks, las
 def test_ranks_share_the_batches_that_one_would_get(url, pack_path, n_ranks):
     options = {"window": 8, "last": "drop", "seed": 5}
     ranks = [
-        RemoteStager(url, "prices", token=TOKEN, batch_size=20, rank=rank, n_ranks=n_ranks, **options)
+        RemoteStager(url, "prices", token=TOKEN, batch_size=20, ranks=Ranks(rank, n_ranks), **options)
         for rank in range(n_ranks)
     ]
     with Stager(pack_path, device="cpu", batch_size=20 * n_ranks, **options) as own:
@@ -113,10 +113,8 @@ def test_ranks_share_the_batches_that_one_would_get(url, pack_path, n_ranks):
             assert np.array_equal(whole.sample_ids, np.concatenate([part.sample_ids for part in parts]))
     for one in ranks:
         one.close()
-    with pytest.raises(ServiceError, match="need last='drop' or 'pad'"):
-        RemoteStager(url, "prices", token=TOKEN, batch_size=20, rank=0, n_ranks=2, window=8)
-    with pytest.raises(SampleError, match="there are ranks 0 to 1"):
-        RemoteStager(url, "prices", token=TOKEN, batch_size=20, rank=2, n_ranks=2, window=8, last="drop")
+    with pytest.raises(SampleError, match="use last='drop', or last='pad'"):
+        RemoteStager(url, "prices", token=TOKEN, batch_size=20, ranks=Ranks(0, 2), window=8)
 
 
 def test_many_requests_are_put_together_in_order(url, pack_path, monkeypatch):
@@ -163,7 +161,7 @@ def test_the_listener_controls_nothing(url, service):
     client = flight.FlightClient(url)
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
     for name in ("attach", "stage", "release", "stats", "detach"):
-        with pytest.raises(flight.FlightServerError, match="there are: list, open"):
+        with pytest.raises(flight.FlightServerError, match="there are: list, open, table"):
             list(client.do_action(flight.Action(name, b'{"name": "prices"}'), options))
     assert len(list(client.do_action(flight.Action("list", b"{}"), options))) == 1
     client.close()
@@ -233,7 +231,7 @@ def raw(url):
 
 
 def ticket(service, **changes):
-    serving = Serving("prices", 8, 50, **changes.pop("serving", {}))
+    serving = Serving("prices", **{"batches": {"window": 8, "batch_size": 50}} | changes.pop("serving", {}))
     fingerprint = service.holdings.current("prices").resident.pack.fingerprint
     values = {"fingerprint": fingerprint, "epoch": 0, "first": 0, "stop": 1, "rank": 0} | changes
     return protocol.encode(Ticket(serving, **values))
@@ -250,11 +248,30 @@ def ticket(service, **changes):
         ({"epoch": -1}, "malformed"),
         ({"fingerprint": "0" * 32}, "is another version now"),
         ({"fingerprint": "x"}, "malformed"),
-        ({"serving": {"window": 8}}, None),
-        ({"serving": {"target": TargetSpec(horizon=0)}}, "target horizon is 0"),
-        ({"serving": {"target": TargetSpec(horizon=1 << 40)}}, "no sample"),
-        ({"serving": {"last": "drop", "n_ranks": 1 << 15}}, "fill no batch"),
-        ({"serving": {"select": protocol.Selection(symbols=["none"])}}, "the pack has no symbol 'none'"),
+        ({"serving": {"batches": {"window": 8, "batch_size": 50, "dilation": 2}}}, None),
+        ({"serving": {"target": {"horizon": 0}}}, "target horizon is 0"),
+        ({"serving": {"target": {"horizon": 1 << 40}}}, "no sample"),
+        ({"serving": {"target": {"horizon": 1, "power": 2}}}, r"\[target\] power is no option"),
+        ({"serving": {"target": [{"horizon": 1}] * 65}}, "malformed"),
+        (
+            {"serving": {"batches": {"window": 8, "batch_size": 50, "last": "drop"}, "n_ranks": 1 << 15}},
+            "fill no batch",
+        ),
+        ({"serving": {"batches": {"window": 8}}}, "batch_size is not given"),
+        ({"serving": {"batches": {"window": True, "batch_size": 50}}}, "window is True"),
+        ({"serving": {"batches": {"window": 8, "batch_size": 50, "device": "cpu"}}}, "device is no option"),
+        (
+            {"serving": {"batches": {"window": 8, "batch_size": 1 << 40, "last": "pad"}}},
+            "at most 1.00 GiB are streamed",
+        ),
+        ({"serving": {"batches": {"window": 8, "batch_size": 50, "normalize": {"price": "x"}}}}, "price is 'x'"),
+        ({"serving": {"batches": {"window": 8, "batch_size": 50, "weights": {"digest": 7}}}}, "weights is"),
+        ({"serving": {"select": {"symbols": ["none"]}}}, "the pack has no symbol 'none'"),
+        ({"serving": {"select": {"interval": [1, 2, 3]}}}, "interval is"),
+        ({"serving": {"fold": protocol.Fold({"scheme": "purged_kfold", "folds": 3}, 3, "test")}}, "folds 0 to 2"),
+        ({"serving": {"fold": protocol.Fold({"scheme": "none"}, 0, "test")}}, "scheme is 'none'"),
+        ({"serving": {"fold": protocol.Fold({"scheme": "purged_kfold", "folds": "x"}, 0, "test")}}, "folds is 'x'"),
+        ({"serving": {"target": {"table": {"digest": "0" * 32}}}}, "not here any more"),
     ],
 )
 def test_tickets_out_of_range_are_refused(service, raw, changes, told):
@@ -285,29 +302,41 @@ def test_noise_in_tickets_is_refused(service, raw):
     assert service.n_errors == 0
 
 
-def test_files_are_not_opened_for_strangers(url, service):
-    with pytest.raises(ConfigError, match=r"select.universe names bars of files or tables"):
-        RemoteStager(url, "prices", token=TOKEN, window=1, batch_size=1, select=Select(universe="/etc/passwd"))
-    body = protocol.encode(Open(Serving("prices", 8, 50))).replace(b'"stride"', b'"universe":"/etc/passwd","stride"')
-    assert b"/etc/passwd" in body
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ({"select": {"universe": "/etc/passwd"}}, r"select.universe is '/etc/passwd'; the service opens no files"),
+        ({"select": {"splits": "splits.csv"}}, "select.splits is"),
+        ({"select": {"rolls": "/etc/passwd"}}, "no such column, but open"),
+        ({"select": {"rolls": "../x.csv"}}, "opens no files"),
+        ({"select": {"universe": "close"}}, "opens no files"),
+        ({"target": {"table": "/etc/passwd"}}, "target.table is '/etc/passwd'"),
+        ({"target": {"table": ["/etc/passwd"]}}, "opens no files"),
+        ({"select": {"universe": {"path": "/etc/passwd"}}}, "opens no files"),
+        ({"batches": {"window": 8, "batch_size": 5, "sampling": "weighted", "weights": "/etc/passwd"}}, "weights is"),
+    ],
+)
+def test_files_are_not_opened_for_strangers(service, url, where, told):
+    body = protocol.encode(Open(Serving("prices", **{"batches": {"window": 8, "batch_size": 50}} | where)))
     client = flight.FlightClient(url)
     options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {TOKEN}".encode())])
-    with pytest.raises(flight.FlightServerError, match="unknown field `universe`"):
+    with pytest.raises(flight.FlightServerError, match=told):
         list(client.do_action(flight.Action("open", body), options))
     client.close()
+    assert service.n_errors == 0
 
 
 def test_so_many_streams_at_once_and_no_more(service, url, raw, monkeypatch):
     go, begun = threading.Event(), threading.Semaphore(0)
-    real = streams._Served.as_record
+    real = streams._Part.as_record
 
-    def slow(self, batch, rank):
+    def slow(self, batch):
         if batch.number == 1:
             begun.release()
             assert go.wait(20)
-        return real(self, batch, rank)
+        return real(self, batch)
 
-    monkeypatch.setattr(streams._Served, "as_record", slow)
+    monkeypatch.setattr(streams._Part, "as_record", slow)
     body = ticket(service, first=1, stop=2)
     threads = [threading.Thread(target=raw, args=(body,)) for _ in range(listening.MAX_STREAMS)]
     for thread in threads:

@@ -13,7 +13,7 @@ from bars_fixtures import bar_table
 from service_fixtures import Client, Served, serving, until
 
 import stager
-from stager import PurgedKFold, Stager, Target, attach
+from stager import PurgedKFold, Select, Stager, Target, attach
 from stager.errors import ServiceError
 from stager.service import attached, tables
 from stager.service.protocol import Share
@@ -63,6 +63,63 @@ def test_equal_targets_are_one_memory_and_others_are_not(run_dir, large_pack):
             resident.close()
         assert service.stats().table_nbytes == 0
         assert np.array_equal(held, before, equal_nan=True)
+
+
+def same_batches(own, theirs):
+    for mine, other in zip(own.batches(3), theirs.batches(3), strict=True):
+        for name in ("x", "y", "mask", "sample_ids"):
+            left, right = getattr(mine, name), getattr(other, name)
+            assert (left is None and right is None) or np.array_equal(left, right, equal_nan=left.dtype.kind == "f")
+
+
+def shared_nbytes(service, own, options, n_clients=3):
+    """Bytes of the tables that equal clients share, each once, after all of them serve what a Stager does."""
+    name = service.stats().packs[-1].name
+    residents = [attach(name, socket=service.place.path) for _ in range(n_clients)]
+    stagers, nbytes = [], []
+    for resident in residents:
+        stagers.append(Stager(resident, **options))
+        nbytes.append(service.stats().table_nbytes)
+    assert len(set(nbytes)) == 1
+    for st in stagers[1:]:
+        same_batches(own, st)
+        for one in st.split(PurgedKFold(2)):
+            assert len(one.train) > 0
+        assert own.state_dict(1, 2) == st.state_dict(1, 2)
+    for resident in residents:
+        resident.close()
+    assert service.stats().table_nbytes == 0
+    return nbytes[0]
+
+
+def test_equal_draws_and_spans_are_one_memory(run_dir, large_pack):
+    with serving(run_dir, large_pack) as service:
+        weighted = {"window": 8, "batch_size": 4096, "sampling": "weighted", "weights": np.arange(299_993) % 5}
+        with Stager(large_pack, device="cpu", **weighted) as own:
+            assert shared_nbytes(service, own, weighted) == 16 * own.n_samples
+        # Every second bar is a span of its own: its row, and its first sample, and the number of all.
+        strided = {"window": 8, "batch_size": 4096, "select": Select(stride=2), "target": Target(horizon=3)}
+        with Stager(large_pack, device="cpu", **strided) as own:
+            assert shared_nbytes(service, own, strided) == 16 * own.n_samples + 8 + 4 * 300_000
+
+
+def test_the_tables_of_equal_panels_are_one_memory(run_dir, tmp_path):
+    n, symbols = 40_000, 30
+    steps = {f"S{k:02}": range(k % 7, n - k % 5) for k in range(symbols)}
+    stager.pack(bar_table(steps), tmp_path / "bars.pack")
+    made = stager.panel(tmp_path / "bars.pack", stager.Panel())
+    options = {"window": 8, "batch_size": 4096, "target": Target(horizon=3)}
+    with serving(run_dir, made.path) as service, Stager(made, device="cpu", **options) as own:
+        index = own._index
+        held = {name: value for name, value in vars(index).items() if isinstance(value, np.ndarray)}
+        large = {name for name, value in held.items() if value.nbytes >= tables.LEAST_NBYTES}
+        assert {"y", "mask", "cells"} <= large
+        # And the mask once more, as rows of float32 have it: padded to four symbols.
+        padded = 32 * len(index.mask)
+        distinct = {
+            (value.nbytes, digest(np.ascontiguousarray(value))) for name, value in held.items() if name in large
+        }
+        assert shared_nbytes(service, own, options) == sum(nbytes for nbytes, _ in distinct) + padded
 
 
 def test_small_tables_stay_with_their_clients(service):
