@@ -181,9 +181,9 @@ def gpus(folder: Path, nbytes: int, repeats: int) -> dict[str, list[dict[str, An
     pack = folder / "bars.pack"
     stager.pack(random_bars(nbytes, COLUMNS), pack)
     staging, gathers = [], []
-    for placement in ("device", "host"):
+    for placement, numbers in {"device": (1, 2), "spread": (1,), "host": (1, 2)}.items():
         base = 0.0
-        for n in (1, 2):
+        for n in numbers:
             runs = [served(pack, n, placement) for _ in range(repeats)]
             slowest = [max(rank["staged"] for rank in run) for run in runs]
             staging.append(row(f"stage, placement {placement!r}, {n} ranks", _timing(slowest),

@@ -20,6 +20,7 @@ from stager.bars.inputs import DataFrame
 from stager.bars.memory import check_host
 from stager.bars.threads import thread_count
 from stager.batches.devices import Device, choose_device
+from stager.batches.placements import choose_placement
 from stager.batches.read_ahead import read_ahead
 from stager.config import resolve
 from stager.errors import ClosedError, ConfigError, StagingError
@@ -28,7 +29,7 @@ from stager.packs.layout import MANIFEST, Pack, open_pack
 from stager.packs.packing import pack_in_memory
 from stager.packs.sharding import shard_of
 
-Placement = Literal["auto", "device", "host"]
+Placement = Literal["auto", "device", "spread", "host"]
 T = TypeVar("T")
 # A pack, its path, or bars: a file, a table or a data frame in memory.
 PackSource = str | Path | pa.Table | DataFrame | Pack
@@ -53,11 +54,12 @@ class Resident:
     pack : Pack
         What the rows came from.
     device : Device
-    placement : {"device", "host"}
+    placement : {"device", "spread", "host"}
         "host" on the CPU, where there is only one.
     path : str
         How the rows came to their place: "mapped" or "in memory" (as are several segments) on the CPU, "pinned ring" or
-        "registered" where they were copied to a GPU, "registered in place" for placement "host".
+        "registered" where they were copied to GPUs, "registered in place" for placement "host"; and why there, where
+        placement "auto" had to choose.
     seconds : float
         Time that staging took, opening and parsing excluded.
     n_allocations : int
@@ -151,7 +153,7 @@ class Resident:
                 method()
         rows, memory, self._rows, self._memory = self._rows, self._memory, None, None
         # CuPy's views refer to the rows as their base, and both to the memory; NumPy's refer to the memory alone.
-        views = live_views(rows)
+        views = rows.let_go(live_views) if hasattr(rows, "let_go") else live_views(rows)
         del rows
         return max(views, live_views(memory) - (views > 0))
 
@@ -184,9 +186,10 @@ def stage(
         Bars of a file, table or data frame are staged from memory; no pack is written.
     device : str
         "auto" (a GPU where one is usable), "cpu", "cuda" or "cuda:N".
-    placement : {"auto", "device", "host"}
-        GPU memory, or registered host memory that the GPU reads over the bus. "auto" is "device", and "host" where
-        CPU and GPU share one memory.
+    placement : {"auto", "device", "spread", "host"}
+        GPU memory; that of this GPU and of all whose memory it reads, a block each; or registered host memory that the
+        GPU reads over the bus. "auto" is the first of these that the rows fit, and "host" where CPU and GPU share one
+        memory; the plan says which, and why.
     shard : (int, int), optional
         ``(i, n)``: part i of n of a pack, where a node cannot hold all of it: whole segments of a pack that has
         several, else a group of symbols. Only its samples are served, shuffled among themselves; parts differ in the
@@ -229,8 +232,10 @@ def stage_as(
 ) -> Resident:
     """:func:`stage` with resolved options."""
     chosen = choose_device(options.device)
-    if chosen.index is None and options.placement == "device":
-        raise ConfigError("placement='device' needs a GPU; on device='cpu' there is only placement='host'")
+    if chosen.index is None and options.placement in ("device", "spread"):
+        raise ConfigError(
+            f"placement={options.placement!r} needs a GPU; on device='cpu' there is only placement='host'"
+        )
     pack = as_pack(source, progress)
     if shard is not None:
         if not isinstance(shard, Sequence) or len(shard) != 2:
@@ -256,7 +261,7 @@ def check_in_place(pack: Pack) -> None:
     """
     if len(pack.parts) > 1:
         raise StagingError(
-            f"placement='host' serves rows where they lie, and those of {pack.path} lie in {len(pack.parts)} segments; "
+            f"this placement takes rows as they lie, and those of {pack.path} lie in {len(pack.parts)} segments; "
             f"merge them with `stager compact {pack.path}`, or use placement='device'"
         )
 
@@ -309,15 +314,35 @@ def _stage_on_gpu(
     watch = Watch(pack.rows_nbytes + sources.nbytes + places.nbytes, options.stall_timeout, progress)
     driver = staging.prepare(index, watch)
     mapped = pack.path is not None
-    placement = options.placement
+    placement, why = str(options.placement), ""
     if placement == "auto":
-        placement = "host" if driver.shares_memory else "device"
+        placement, why = choose_placement(
+            pack.rows_nbytes,
+            watch.run([driver.free_nbytes])[0],
+            lambda: watch.run([lambda: staging.free_on_peers(driver)])[0],
+            lambda n_blocks: staging.block_nbytes(pack.n_rows, len(pack.columns), n_blocks),
+            shares_memory=driver.shares_memory,
+            in_place=len(pack.parts) <= 1,
+        )
     started = time.perf_counter()
     ahead, remedy = read_ahead(pack) if mapped else None, "use placement='host', or select fewer rows"
     if placement == "host":
         check_in_place(pack)
         check_host(pack.rows_nbytes)
         array, memory, path = staging.in_place(np.asarray(pack.rows), driver, watch, read_only=mapped)
+    elif placement == "spread":
+        check_in_place(pack)
+        array, path = staging.spread(
+            np.asarray(pack.rows),
+            driver,
+            watch,
+            fill=pack.parts[0].file.read if pack.parts else None,
+            read_ahead=ahead,
+            read_only=mapped,
+            n_cores=thread_count(),
+            remedy=remedy,
+        )
+        memory = None
     elif isinstance(held, Joined):
         shape = pack.n_rows, len(pack.columns)
         array, memory, path = staging.to_device_in_order(
@@ -338,7 +363,7 @@ def _stage_on_gpu(
         pack,
         device,
         placement,
-        path,
+        f"{path}; {why}" if why else path,
         array,
         memory,
         seconds=time.perf_counter() - started,

@@ -204,6 +204,8 @@ def connected(cluster: Any, n_workers: int | None = None) -> Iterator[Cluster]:
         raise ConfigError(f"cluster is {cluster!r}; give an address such as tcp://scheduler:8786, 'local', or a Client")
     with _quiet():
         if isinstance(cluster, Client):
+            if cluster.status != "running":
+                raise ConfigError(f"cluster is a Client that is {cluster.status}; give one that is connected")
             with Cluster(cluster, cluster.scheduler.address) as made:
                 yield made
         elif cluster == "local":

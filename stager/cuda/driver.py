@@ -17,6 +17,7 @@ _READ_ONLY = 0x08
 _PORTABLE = 0x01
 _LEGACY_STREAM = 1
 _OUT_OF_MEMORY = 2
+_PEER_ALREADY_READ = 704
 _THREADS = 256
 _MAX_BLOCKS = 1 << 16
 
@@ -57,6 +58,23 @@ class CudaDriver:
     def reads_registered(self) -> bool:
         """Kernels may use the host's pointer of registered memory."""
         return bool(self.attribute("CanUseHostPointerForRegisteredMem"))
+
+    def peers(self) -> list[int]:
+        """Other devices whose memory this one's kernels can read."""
+        return [
+            other
+            for other in range(int(runtime.getDeviceCount()))
+            if other != self.device and runtime.deviceCanAccessPeer(self.device, other)
+        ]
+
+    def read_peer(self, other: int) -> None:
+        """Let this device's kernels read another one's memory, from now on."""
+        with relaxed(), cupy.cuda.Device(self.device):
+            try:
+                runtime.deviceEnablePeerAccess(other)
+            except runtime.CUDARuntimeError as error:
+                if error.status != _PEER_ALREADY_READ:
+                    raise StagingError(f"cuda:{self.device} can't read the memory of cuda:{other}: {error}") from error
 
     def free_nbytes(self) -> int:
         with relaxed(), cupy.cuda.Device(self.device):

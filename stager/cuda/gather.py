@@ -12,6 +12,7 @@ import numpy.typing as npt
 from stager.cuda.fields import Field
 from stager.cuda.kernels import NEXT, SAMPLES, WINDOWS, compiled, packed
 from stager.cuda.order import order_parameters
+from stager.cuda.spread import SpreadRows
 from stager.cuda.tables import Schedule, Tables, load
 from stager.cuda.widths import LAST, THREADS, ZSCORE, columns_of, copying, serving
 
@@ -29,8 +30,8 @@ class WindowGather:
 
     Parameters
     ----------
-    rows : (n_rows, n_columns) float32 device array
-        On the device, or registered host memory that the device reads. Only its address is kept.
+    rows : (n_rows, n_columns) float32 device array, or SpreadRows
+        On the device, in registered host memory that it reads, or over several. Only addresses are kept.
     index : SampleIndex
         Its tables are copied to the device.
     stall_timeout : float
@@ -60,7 +61,9 @@ class WindowGather:
         draws: Any = None,
         on_device: Callable[[npt.NDArray[Any]], Any] | None = None,
     ) -> None:
-        device = rows.data.device_id
+        device, pointers, base_rows = where(rows)
+        if isinstance(rows, SpreadRows):
+            rows.layout.check_reach(index.window)
         self._kernels = compiled(device)
         # Not the user's arena, nor a pool that others empty.
         self._pool: Any = cupy.cuda.MemoryPool() if like is None else like._pool
@@ -73,12 +76,12 @@ class WindowGather:
         if self._y is None and index.y is not None:
             self._y = bring(index.y)
         self._draws: Any = None if draws is None else bring(draws.table)
-        bases = np.array([rows.data.ptr], np.uint64)
+        bases = np.array(pointers, np.uint64)
         tables = [bring(index.span_ids), bring(index.span_rows), load(bases, device, stall_timeout)]
         span_ids, span_rows, base = (table.data.ptr for table in tables)
         self._samples = np.zeros((), SAMPLES)
         self._samples["span_ids"], self._samples["span_rows"] = span_ids, span_rows
-        self._samples["n_spans"], self._samples["bases"], self._samples["base_rows"] = len(tables[1]), base, len(rows)
+        self._samples["n_spans"], self._samples["bases"], self._samples["base_rows"] = len(tables[1]), base, base_rows
         self._samples["row_nbytes"], self._samples["reach"] = 4 * n_columns, index.window
         if index.y is not None:
             self._samples["target"] = self._y.data.ptr
@@ -94,7 +97,7 @@ class WindowGather:
         self.fields = (window,) if index.y is None else (window, Field(index.y.shape[1:]))
         columns_on_device, self._has_stats, self._next = None, False, None
         if index.columns is None and index.methods is None and dtype == "float32" and index.dilation == 1:
-            width, n = copying(rows.data.ptr, index.window, n_columns)
+            width, n = copying(pointers[0], index.window, n_columns)
             kernel, self._next = f"copy_windows_{width}", self._kernels[f"next_windows_{width}"]
             self._lanes = min(THREADS, max(8, 1 << (n - 1).bit_length()))
         else:
@@ -103,7 +106,7 @@ class WindowGather:
                 index.close_columns is not None and bool((columns["method"] == LAST).any())
             )
             columns_on_device = load(columns.view(np.uint8), device, stall_timeout)
-            kernel, n, self._lanes = serving(rows.data.ptr, index, n_columns, n_served)
+            kernel, n, self._lanes = serving(pointers[0], index, n_columns, n_served)
             kernel += dtype
         self._kernel, self._n = self._kernels[kernel], n
         self._pieces = min(_MOST_PIECES, max(1, n // _PIECE))
@@ -214,6 +217,13 @@ class WindowGather:
         """Give back the tables."""
         self._y, self._draws, self._host_y, self.held = None, None, None, []
         self._order = None, None
+
+
+def where(rows: Any) -> tuple[int, list[int], int]:
+    """The device that gathers, where each stretch of rows begins, and how many rows a stretch has."""
+    if isinstance(rows, SpreadRows):
+        return rows.device_id, rows.pointers, rows.layout.base_rows
+    return rows.data.device_id, [rows.data.ptr], len(rows)
 
 
 def _addresses_nbytes(count: int) -> int:

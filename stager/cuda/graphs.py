@@ -9,6 +9,7 @@ import numpy as np
 
 from stager.cuda.exports import export_to
 from stager.cuda.fields import Field, lay_out
+from stager.cuda.gather import where
 from stager.cuda.kernels import CURSOR
 from stager.cuda.order import ORDER
 from stager.errors import SampleError
@@ -65,7 +66,7 @@ class GraphBatch:
         self._rows, self._gather = source.rows, source.gather
         self._held = self._gather.held
         self._epochs, self._first_epoch = epochs, -1
-        self._device = cupy.cuda.Device(source.rows.data.device_id)
+        self._device = cupy.cuda.Device(where(source.rows)[0])
         self._count = source.batch_size
         fields = [*self._gather.fields, Field((), "bool")]
         with self._device:

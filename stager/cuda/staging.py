@@ -14,6 +14,7 @@ from stager.cuda import device_memory, kernels, scatter, upload
 from stager.cuda.capture import relax_capture
 from stager.cuda.driver import CudaDriver, check_device, refuse_capture
 from stager.cuda.ring import Fill
+from stager.cuda.spread import Layout, SpreadRows, copy_blocks
 from stager.cuda.watch import Watch, forget
 from stager.errors import StagingError
 
@@ -103,6 +104,64 @@ def to_device_in_order(
 
     memory, path = device_memory.load(driver, scattered.nbytes, watch, remedy, copy)
     return array_at(memory, 0, shape, np.float32), memory, path
+
+
+def spread(
+    source: npt.NDArray[np.float32],
+    driver: CudaDriver,
+    watch: Watch,
+    *,
+    fill: Fill | None = None,
+    read_ahead: Callable[[int, int], None] | None = None,
+    read_only: bool = False,
+    n_cores: int,
+    remedy: str,
+) -> tuple[SpreadRows, str]:
+    """Copy rows in blocks to this device and to all whose memory it reads; arguments as :func:`to_device`.
+
+    Raises
+    ------
+    StagingError
+        If it reads no other's memory, or as :func:`to_device`.
+    """
+    peers = driver.peers()
+    if not peers:
+        raise StagingError(
+            f"cuda:{driver.device} reads no other GPU's memory (peer access), so rows can't be spread; use "
+            "placement='host'"
+        )
+    layout = Layout.of(len(source), 1 + len(peers))
+    devices = [driver.device, *peers][: len(layout.spans)]
+    drivers = [driver, *(CudaDriver(peer) for peer in devices[1:])]
+
+    def read_peers() -> None:
+        relax_capture()
+        watch.enter("peers")
+        for peer in devices[1:]:
+            driver.read_peer(peer)
+
+    watch.run([read_peers])
+    memories, path = copy_blocks(
+        source, layout, drivers, watch, fill=fill, read_ahead=read_ahead, read_only=read_only, n_cores=n_cores,
+        remedy=remedy,
+    )  # fmt: skip
+    blocks = [
+        array_at(memory, 0, (stop - first, source.shape[1]), np.float32)
+        for memory, (first, stop) in zip(memories, layout.spans, strict=True)
+    ]
+    named = ", ".join(f"cuda:{device}" for device in devices)
+    return SpreadRows(layout, blocks, driver.device), f"{path}, in blocks on {named}"
+
+
+def free_on_peers(driver: CudaDriver) -> list[int]:
+    """Free bytes on each other device whose memory this one reads."""
+    relax_capture()
+    return [CudaDriver(peer).free_nbytes() for peer in driver.peers()]
+
+
+def block_nbytes(n_rows: int, n_columns: int, n_blocks: int) -> int:
+    """The most that a device holds of rows that are spread over so many."""
+    return max(4 * n_columns * (stop - first) for first, stop in Layout.of(n_rows, n_blocks).spans)
 
 
 def in_place(source: npt.NDArray[Any], driver: CudaDriver, watch: Watch, *, read_only: bool) -> tuple[Any, Any, str]:

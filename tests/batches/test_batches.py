@@ -606,7 +606,7 @@ def test_a_closed_stager_of_a_pack_leaves_the_pack_usable(table, tmp_path):
         ({"ranks": 2}, ConfigError, "ranks is 2"),
         ({"select": {"stride": 2}}, SampleError, r"select is \{'stride': 2\}; give Select"),
         ({"select": Select}, SampleError, "select is <class"),
-        ({"placement": "disk"}, ConfigError, "placement is 'disk'; there are 'auto', 'device', 'host'"),
+        ({"placement": "disk"}, ConfigError, "placement is 'disk'; there are 'auto', 'device', 'spread', 'host'"),
         ({"sampling": "weighted"}, SampleError, "weights None"),
         ({"shuffle": "block", "block": 0}, SampleError, "block is 0"),
         ({"shuffle": "yes"}, SampleError, "shuffle"),

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from bars_fixtures import bar_table, csv_text
 from dask_fixtures import DaskProcesses, dask_cluster
+from s3_fixtures import Put, put, server
 
 pytest.importorskip("distributed")
 
@@ -32,6 +33,8 @@ from stager.packs import placing
 from stager.packs.packing import pack
 from stager.packs.usage import Usage
 from stager.packs.verify import verify
+
+__all__ = ["put", "server"]
 
 pytestmark = pytest.mark.cluster
 
@@ -142,6 +145,32 @@ def test_files_of_all_kinds_by_relative_paths(
     assert [one["name"] for one in found["inputs"]] == files
     assert found["n_symbols"] == 5
     assert {one["name"] for one in found["columns"]} >= {"trades", "volume"}
+
+
+def test_objects_of_a_store(put: Put, tmp_path: Path) -> None:
+    uris = []
+    for day in range(3):
+        steps = range(1440 * day, 1440 * day + 200)
+        uris.append(put(f"packed/{day}.csv", csv_text(bar_table({"A": steps, "B": steps})).encode()))
+    # Workers find the store as this process does, by the environment.
+    with dask_cluster(tmp_path / "there") as cluster:
+        found = same(cluster, uris, tmp_path)
+        assert isinstance(found, dict), found
+        assert [one["name"] for one in found["inputs"]] == uris
+        put("packed/9.csv", b"nothing")
+        assert "s3://market/packed/9.csv" in same(cluster, "s3://market/packed/", tmp_path / "damaged")
+
+
+def test_a_client_of_ones_own(cluster: DaskProcesses, days: Path, tmp_path: Path) -> None:
+    from distributed import Client
+
+    with Client(cluster.address, set_as_default=False) as client:
+        for name in ("one.pack", "two.pack"):
+            pack_on(client, days, tmp_path / name)
+        assert client.status == "running"
+    with pytest.raises(ConfigError, match="a Client that is closed"):
+        pack_on(client, days, tmp_path / "three.pack")
+    assert contents(tmp_path / "one.pack") == contents(tmp_path / "two.pack")
 
 
 def test_dates_and_clocks_and_a_name_that_tells_the_symbol(cluster: DaskProcesses, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from stager.samples.schedule import Schedule
 pytest.importorskip("cupy")
 from stager.cuda import order as order_table
 from stager.cuda.kernels import COLUMN, CURSOR, NEXT, SAMPLES, kernel_source
+from stager.cuda.spread import Layout
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
@@ -490,3 +491,29 @@ def test_rows_are_scattered(kernels, n_columns, n_pieces):
             at(sources), at(places), I64(n_pieces),
         )  # fmt: skip
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("n_columns", [4, 5])
+def test_windows_are_found_in_blocks_of_rows(kernels, n_columns):
+    """As they lie where rows are spread over several GPUs: each block in memory of its own."""
+    n_rows, window, count = 3000, 16, 400
+    rows = np.random.default_rng(0).random((n_rows, n_columns)).astype(np.float32)
+    layout = Layout.of(n_rows, 4, window - 1)
+    blocks = [np.array(rows[first:stop]) for first, stop in layout.spans]
+    decisions = np.arange(window - 1, n_rows)
+    span_rows, span_ids = spans_of(decisions)
+    order = Order(len(decisions), 5, 1)
+    parameters = OrderParameters.from_buffer_copy(order_table.order_parameters(order).tobytes())
+    bases = np.array([block.ctypes.data for block in blocks], np.uint64)
+    samples = samples_of(span_rows, span_ids, bases, base_rows=layout.base_rows, row_nbytes=4 * n_columns, reach=window)
+    addresses, out = np.zeros(count, np.uint64), np.zeros((count, window, n_columns), np.float32)
+    launch(
+        kernels, "resolve", 2, (16, 1), parameters, samples, I64(100), I64(count), *NO_BLOCKS, at(addresses),
+        ctypes.c_void_p(),
+    )  # fmt: skip
+    launch(kernels, "copy_windows_4", 4, (8, 2), at(addresses), at(out), I64(count), I32(window * n_columns))
+    wanted = decisions[order.sample_ids(100, count)]
+    np.testing.assert_array_equal(out, np.stack([rows[row - window + 1 : row + 1] for row in wanted]))
+    owners = (wanted - window + 1) // layout.base_rows
+    assert len(np.unique(owners)) == 4
+    assert (wanted // layout.base_rows != owners).any()  # some windows go over a border
