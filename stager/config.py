@@ -158,7 +158,7 @@ def resolve(
         except msgspec.ValidationError as error:
             choices = _choices(fields[name])
             why = f"; there are {', '.join(map(repr, choices))}" if choices else f": {error}"
-            raise ConfigError(f"{sources[name]} is {value!r}{why}") from None
+            raise ConfigError(f"{sources[name]} is {value!r:.200}{why}") from None
     if missing := [name for name in _required(kind) if name not in checked]:
         # What is written inside a value has no variable.
         variable = "" if "." in section else f", or set {_variable(section, missing[0])}"
