@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,6 +16,8 @@ from stager.errors import BarsError
 # Keys under which services put their rows, and the symbol beside them.
 _ROWS = ("bars", "results", "candles", "values", "data", "historical")
 _SYMBOL = ("symbol", "ticker")
+# A row is no longer.
+_FIRST_NBYTES = 1 << 16
 # What they set where an answer is not all of it.
 _NEXT_PAGES = ("next_page_token", "next_url")
 
@@ -39,6 +43,7 @@ def read_json(opened: Opened) -> pa.Table | None:
             content = msgspec.json.Decoder().decode_lines(data)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             raise refuse(f"the JSON is truncated or damaged ({error}); get it again") from None
+    _refuse_twice(data, refuse)
     try:
         table = _table(content, opened, data)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -47,6 +52,24 @@ def read_json(opened: Opened) -> pa.Table | None:
         reason = str(error).splitlines()[0]
         raise refuse(f"the JSON holds rows that are not alike ({reason[:120]}); write one form of row") from None
     return table
+
+
+def _refuse_twice(data: bytes, refuse: Callable[[str], BarsError]) -> None:
+    """Refuse a key that stands twice in the first row, as in all that the same program wrote: one would be lost."""
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        names = [name for name, _ in pairs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise refuse(f"the key {twice!r} stands twice in one row; rename or remove one")
+
+    start = re.search(rb"\[\s*\{|^\s*\{(?!\s*\"[^\"]*\"\s*:\s*[\[{])", data[:_FIRST_NBYTES])
+    if start is not None:
+        first = data[start.end() - 1 : start.end() + _FIRST_NBYTES].decode("utf-8", "ignore")
+        try:
+            json.JSONDecoder(object_pairs_hook=check).raw_decode(first)
+        except (json.JSONDecodeError, RecursionError):
+            return
 
 
 def _table(content: Any, opened: Opened, data: bytes) -> pa.Table | None:

@@ -76,10 +76,12 @@ def _joined(columns: Sequence[Column], told: str | None, refuse: Callable[[str, 
     """The texts of all columns, each parted by a blank; a clock gets the leading zeros that it lost as a number."""
     trimmed = [pc.utf8_trim_whitespace(column) for column in columns]
     if len(trimmed) > 1 and all(pc.all(pc.utf8_is_digit(column)).as_py() for column in trimmed[1:]):
+        patterns = [] if told is None else told.split(" ")
         for number, clock in enumerate(trimmed[1:], start=1):
             width: int = pc.max(pc.utf8_length(clock)).as_py() or 0
             if told is not None:
-                digits = next((n for end, n in (("%H", 2), ("%M", 4)) if told.endswith(end)), 6)
+                mine = patterns[number] if len(patterns) == len(trimmed) else told
+                digits = 2 if len(mine) == 2 else 4 if mine.endswith("%H%M") else 6
             else:
                 digits = 4 if 3 <= width <= 4 else 6
             if told is None and width <= 2:

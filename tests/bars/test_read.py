@@ -429,3 +429,20 @@ def test_closes_alone_are_refused_with_what_helps(read_text: ReadText) -> None:
         read_text(text)
     with pytest.raises(BarsError, match=r"holds no open, high, low, .* repeat them as open, high and low"):
         read_text(text, field="close")
+
+
+@pytest.mark.parametrize("form", ["records", "lines", "by symbol", "of one symbol"])
+def test_a_key_that_stands_twice_in_a_row_of_json_is_refused(tmp_path: Path, form: str) -> None:
+    row = '{"time": %d, "open": 1, "high": 2, "low": 1, "close": 1, "close": 2, "volume": 1}'
+    rows = [row % (1715002200000 + 60_000 * number) for number in range(2)]
+    texts = {
+        "records": f"[{', '.join(rows)}]",
+        "lines": "\n".join(rows),
+        "by symbol": f'{{"bars": {{"A": [{", ".join(rows)}]}}}}',
+        "of one symbol": f'{{"ticker": "A", "results": [{", ".join(rows)}]}}',
+    }
+    (tmp_path / "x.json").write_text(texts[form])
+    with pytest.raises(BarsError, match="'close' stands twice"):
+        read(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text(texts[form].replace('"close": 1, ', ""))
+    assert read(tmp_path / "x.json").table["close"].to_pylist() == [2.0, 2.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -325,3 +326,22 @@ def test_times_of_float32_are_refused() -> None:
     times = pa.array([1715002200.0, 1715002260.0, 1715002320.0], pa.float32())
     with pytest.raises(BarsError, match="float, which is no time"):
         read(pa.table({"time": times, **PRICES}), ReadOptions(symbol="A"))
+
+
+def test_clocks_in_several_columns(read_text: ReadText, tmp_path: Path) -> None:
+    described = """
+    title = "Hours and minutes apart"
+    header = ["day", "hour", "minute"]
+    [columns]
+    time = ["day", "hour", "minute"]
+    open = "open"
+    high = "high"
+    low = "low"
+    close = "close"
+    [time]
+    pattern = "%Y%m%d %H %M"
+    """
+    (tmp_path / "mine.toml").write_text(described)
+    text = "day,hour,minute,open,high,low,close\n20240506,9,5,1,2,1,2\n20240506,10,30,1,2,1,2\n"
+    bars = read_text(text, format=str(tmp_path / "mine.toml"), zone="UTC")
+    assert instants(bars) == ["2024-05-06T09:05:00", "2024-05-06T10:30:00"]
