@@ -332,7 +332,7 @@ def _stage_on_gpu(
         array, memory, path = staging.in_place(np.asarray(pack.rows), driver, watch, read_only=mapped)
     elif placement == "spread":
         check_in_place(pack)
-        array, path = staging.spread(
+        array, memory, path = staging.spread(
             np.asarray(pack.rows),
             driver,
             watch,
@@ -342,7 +342,6 @@ def _stage_on_gpu(
             n_cores=thread_count(),
             remedy=remedy,
         )
-        memory = None
     elif isinstance(held, Joined):
         shape = pack.n_rows, len(pack.columns)
         array, memory, path = staging.to_device_in_order(

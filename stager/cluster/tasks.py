@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 import numpy as np
+import pyarrow.fs as pafs
 
 from stager.bars.checks import Piece
 from stager.bars.inputs import take_input
@@ -163,8 +164,10 @@ def _budget(place: Place, worker: Any, files: Sequence[BarFile] = ()) -> Budget:
 
 
 def _check_seen(file: BarFile, address: str) -> None:
+    if not isinstance(file.filesystem, (pafs.LocalFileSystem, pafs.SubTreeFileSystem)):
+        # A store's client tells what it does not find.
+        return
     try:
-        assert file.filesystem is not None  # so that nothing is mapped, which Dask counts as the worker's memory
         size_nbytes = file.filesystem.get_file_info(file.path).size
     except OSError as error:
         raise BarsError(f"the worker at {address} can't open it: {error}", path=file.name) from None

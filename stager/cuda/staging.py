@@ -116,8 +116,15 @@ def spread(
     read_only: bool = False,
     n_cores: int,
     remedy: str,
-) -> tuple[SpreadRows, str]:
+) -> tuple[SpreadRows, list[Any], str]:
     """Copy rows in blocks to this device and to all whose memory it reads; arguments as :func:`to_device`.
+
+    Returns
+    -------
+    rows : SpreadRows
+    memories : list
+        One allocation on each device.
+    path : str
 
     Raises
     ------
@@ -150,7 +157,7 @@ def spread(
         for memory, (first, stop) in zip(memories, layout.spans, strict=True)
     ]
     named = ", ".join(f"cuda:{device}" for device in devices)
-    return SpreadRows(layout, blocks, driver.device), f"{path}, in blocks on {named}"
+    return SpreadRows(layout, blocks, driver.device), memories, f"{path}, in blocks on {named}"
 
 
 def free_on_peers(driver: CudaDriver) -> list[int]:

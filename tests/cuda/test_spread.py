@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from bars_fixtures import bar_table
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +20,12 @@ sys.path.append(str(Path(__file__).parent))
 
 from staging_fakes import FakeDriver, at, without_collector
 
+import stager
 from stager.batches.placements import choose_placement
 from stager.cuda import spread
 from stager.cuda.spread import Layout, SpreadRows, copy_blocks
 from stager.cuda.watch import Watch
-from stager.errors import StagingError, StagingMemoryError
+from stager.errors import ConfigError, StagingError, StagingMemoryError
 
 
 @given(n_rows=st.integers(1, 5000), n_blocks=st.integers(1, 9), halo=st.integers(0, 300), data=st.data())
@@ -54,8 +59,7 @@ class OnFake:
 
     def __init__(self, memory: Any, shape: tuple[int, int]) -> None:
         self.memory, self.array = memory, memory.data.view(np.float32).reshape(shape)
-        self.shape, self.data = shape, self
-        self.ptr = memory.ptr
+        self.shape, self.data = shape, SimpleNamespace(ptr=memory.ptr)
 
     def __getitem__(self, key: Any) -> Any:
         return self.array[key]
@@ -163,3 +167,84 @@ def test_where_rows_go_by_themselves(free: int, peers: list[int], in_place: bool
 
 def test_the_halo_is_small() -> None:
     assert spread.HALO_ROWS * 4 * 5 < 2 << 20
+
+
+class FakeGpu(FakeDriver):
+    """Whose kernels read the memory of some others; `of` makes those."""
+
+    shares_memory = False
+
+    def __init__(self, device: int, others: list[int], free: int = 1 << 40) -> None:
+        super().__init__(free)
+        self.device, self._others, self.read, self.n_allocations = device, others, [], 0
+
+    def peers(self) -> list[int]:
+        return self._others
+
+    def read_peer(self, other: int) -> None:
+        self.read.append(other)
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeGpu]:
+    """Three, of which the one in the middle is staged to."""
+    pytest.importorskip("cupy")
+    from stager.batches import resident
+    from stager.batches.devices import Device
+    from stager.cuda import staging
+
+    made = [FakeGpu(0, [1, 2]), FakeGpu(1, [0, 2]), FakeGpu(2, [0, 1])]
+    monkeypatch.setattr(resident, "choose_device", lambda device: Device(1, "asked for"))
+    monkeypatch.setattr(resident, "thread_count", lambda: 4)
+    monkeypatch.setattr(staging, "prepare", lambda index, watch: made[index])
+    monkeypatch.setattr(staging, "CudaDriver", lambda index: made[index])
+    monkeypatch.setattr(staging, "relax_capture", lambda: None)
+    monkeypatch.setattr("stager.cuda.capture.relaxed", nullcontext)
+    monkeypatch.setattr(staging, "array_at", lambda memory, offset, shape, dtype: OnFake(memory, shape))
+    return made
+
+
+def a_pack(folder: Path) -> Any:
+    return stager.pack(bar_table({"A": range(70_000), "B": range(80_000), "C": range(9)}), folder / "bars.pack")
+
+
+def test_a_pack_is_staged_over_all_gpus_that_are_read(gpus: list[FakeGpu], tmp_path: Path) -> None:
+    pack = a_pack(tmp_path)
+    resident = stager.stage(pack, device="cuda:1", placement="spread")
+    assert (resident.placement, resident.path) == ("spread", "pinned ring, in blocks on cuda:1, cuda:0, cuda:2")
+    assert resident.nbytes == pack.rows_nbytes
+    assert gpus[1].read == [0, 2]
+    assert [gpu.calls["allocate"] for gpu in gpus] == [1, 1, 1]
+    for block, (first, stop) in zip(resident.rows.blocks, resident.rows.layout.spans, strict=True):
+        np.testing.assert_array_equal(block.array, pack.rows[first:stop])
+    del block
+    resident.close()
+    gc.collect()
+    for gpu in gpus:
+        gpu.check(0)
+
+
+def test_by_itself_a_pack_that_does_not_fit_one_gpu_is_spread(gpus: list[FakeGpu], tmp_path: Path) -> None:
+    pack = a_pack(tmp_path)
+    for gpu in gpus:
+        gpu.free = pack.rows_nbytes - 1
+    with stager.stage(pack) as resident:
+        assert resident.placement == "spread"
+        assert re.search(
+            r"cuda:2; [\d.]+ MiB do not fit the [\d.]+ MiB free on the GPU, but fit 3 GPUs$", resident.path
+        )
+    gpus[1]._others = []
+    with pytest.raises(StagingError, match=r"cuda:1 reads no other GPU's memory .*use placement='host'"):
+        stager.stage(pack, placement="spread")
+
+
+def test_several_segments_are_merged_first(gpus: list[FakeGpu], tmp_path: Path) -> None:
+    a_pack(tmp_path)
+    pack = stager.append(tmp_path / "bars.pack", bar_table({"D": range(50)}))
+    with pytest.raises(StagingError, match="2 segments; merge them with `stager compact"):
+        stager.stage(pack, placement="spread")
+
+
+def test_without_a_gpu_it_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="placement='spread' needs a GPU"):
+        stager.stage(bar_table({"A": range(50)}), device="cpu", placement="spread")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -249,9 +250,22 @@ def test_too_much_is_refused_before_anything_is_allocated(pack, allocations, mon
         stager.stage_arrays([huge], device="cuda")
     monkeypatch.setattr(CudaDriver, "free_nbytes", lambda self: pack.rows.nbytes - 1)
     with pytest.raises(StagingMemoryError, match=f"{pack.rows.nbytes:,} bytes.*placement='host'"):
-        stager.stage(pack, device="cuda")
+        stager.stage(pack, device="cuda", placement="device")
     assert allocations == []
     assert before - free_nbytes() <= MIB
+
+
+def test_rows_that_do_not_fit_go_elsewhere_by_themselves_and_it_is_told(pack, monkeypatch):
+    monkeypatch.setattr(CudaDriver, "free_nbytes", lambda self: pack.rows.nbytes - 1)
+    # As on a machine of one GPU.
+    monkeypatch.setattr(CudaDriver, "peers", lambda self: [])
+    with stager.stage(pack, device="cuda") as resident:
+        assert resident.placement == "host"
+        assert re.fullmatch(r"registered in place; .* do not fit the .* free on the GPU, which reads no other GPU",
+                            resident.path)  # fmt: skip
+        assert same(resident.rows, np.asarray(pack.rows))
+    with pytest.raises(StagingError, match=r"reads no other GPU's memory .*use placement='host'"):
+        stager.stage(pack, device="cuda", placement="spread")
 
 
 def test_an_allocation_that_the_driver_refuses_is_a_memory_error(pack, monkeypatch):
