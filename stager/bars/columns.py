@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from stager.bars.detect import Decision, Layout
 from stager.bars.options import PRICES
-from stager.bars.threads import parallel
+from stager.bars.threads import parallel, thread_count
 from stager.errors import BarsError
 
 # The stubs of pyarrow know chunks of one type only.
@@ -69,9 +69,14 @@ class Decoded:
         return BarsError(message, path=self.name, line=line, column=column)
 
 
-def aligned(table: pa.Table) -> pa.Table:
-    """The same table with all columns chunked alike, in chunks that keep all cores busy, none of them empty."""
-    batches = table.to_batches(max_chunksize=_CHUNK_ROWS)
+def aligned(table: pa.Table, n_threads: int | None = None) -> pa.Table:
+    """The same table with all columns chunked alike, in chunks that keep so many threads busy, none of them empty.
+
+    None: as many as there are cores. For one thread chunks stay as large as they are.
+    """
+    n_threads = thread_count() if n_threads is None else n_threads
+    most = table.num_rows if n_threads == 1 else max(_CHUNK_ROWS, table.num_rows // (8 * n_threads))
+    batches = table.to_batches(max_chunksize=max(1, most))
     return pa.Table.from_batches([batch for batch in batches if batch.num_rows], table.schema)
 
 

@@ -26,7 +26,7 @@ _JSON_GROWTH = 4
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
-def decode(source: BarFile, options: ReadOptions, track: Track, room_nbytes: int | None = None) -> Iterator[Decoded]:
+def decode(source: BarFile, options: ReadOptions, track: Track, room: Room | None = None) -> Iterator[Decoded]:
     """The columns of a file: all of its rows, or some of them after the other where it is large.
 
     Parameters
@@ -35,8 +35,8 @@ def decode(source: BarFile, options: ReadOptions, track: Track, room_nbytes: int
     options : ReadOptions
     track : callable
         Takes a callable that tells how many bytes of the file were read.
-    room_nbytes : int, optional
-        Memory that decoding may take. None: no limit.
+    room : Room, optional
+        Memory and threads that decoding may take.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def decode(source: BarFile, options: ReadOptions, track: Track, room_nbytes: int
     if source.partition == _NO_VALUE:
         raise BarsError("the folder says that there is no symbol; take it out, or name the folder", path=source.name)
     told = None if options.format is None else named(options.format)
-    room = Room(source.name, room_nbytes)
+    room = Room(source.name) if room is None else room
     opened = look(source, options.encoding or (None if told is None else told.encoding), room)
     for decoded in _decode(opened, options, track, room):
         decoded.folder = source.partition

@@ -32,7 +32,7 @@ from stager.bars.sample import Sample, sample_csv, with_names
 from stager.bars.sources import Opened
 from stager.bars.text import read_marked, read_times_text, time_of_day
 from stager.bars.text_parts import count_lines, pieces_of_text
-from stager.bars.threads import parallel, thread_count
+from stager.bars.threads import parallel
 from stager.bars.times import year_window
 from stager.errors import BarsError
 
@@ -44,8 +44,7 @@ _MiB = 1 << 20
 # A mapped file is parsed in segments, a thread each: Arrow's own threads wait for the one that cuts the blocks. None is
 # so large that progress is told too seldom.
 _SEGMENT_NBYTES = 2 * _MiB
-_MOST_SEGMENT_NBYTES = 256 * _MiB
-_MOST_BLOCK_NBYTES = 16 * _MiB
+_MOST_SEGMENT_NBYTES = 64 * _MiB
 _LINE_NBYTES = 4096
 # A part of a file is at least so large, whatever the room: memory below is not worth counting.
 _LEAST_PART_NBYTES = _MiB
@@ -81,7 +80,7 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track, room: Room | 
     if room.holds(needed):
         if plan.has_lines_to_drop:
             _drop_lines(opened, plan.repeated, plan.sample)
-        yield _decoded(opened, plan, options, track)
+        yield _decoded(opened, plan, options, track, room.n_threads)
         return
     if plan.why_whole is not None:
         found = plan.not_plain
@@ -91,7 +90,7 @@ def decode_csv(opened: Opened, options: ReadOptions, track: Track, room: Room | 
             line, column, cell = found
             why = f"{cell!r} is no plain number such as 1234.5, and {plan.why_whole}"
             room.check(needed, why, line=line, column=column)
-    yield from _in_parts(opened, plan, options, track, room.nbytes or 0, needed)
+    yield from _in_parts(opened, plan, options, track, room, needed)
 
 
 @dataclass
@@ -172,15 +171,17 @@ def _needed_nbytes(opened: Opened, plan: _Plan) -> int:
     return text + 3 * 8 * n_rows * (len(plan.types) + 1)
 
 
-def _decoded(opened: Opened, plan: _Plan, options: ReadOptions, track: Track) -> Decoded:
+def _decoded(opened: Opened, plan: _Plan, options: ReadOptions, track: Track, n_threads: int) -> Decoded:
     """Parse the file, or the part of it that ``opened`` holds."""
     source, sample, layout = opened.source, plan.sample, plan.layout
     kinds, types, marked = plan.kinds, plan.types, plan.marked
     if sample.is_header_only:
         table = pa.table({name: pa.array([], kind) for name, kind in types.items()})
     else:
-        table = _parse(opened, sample, layout, options, kinds, types, marked, track, plan.is_part, plan.is_end)
-    table = aligned(table)
+        table = _parse(
+            opened, sample, layout, options, kinds, types, marked, track, n_threads, plan.is_part, plan.is_end
+        )
+    table = aligned(table, n_threads)
     line_of = partial(blame.line_of, opened, sample)
 
     def cell_error(message: str, row: int | None, column: int) -> BarsError:
@@ -222,11 +223,11 @@ def _decoded(opened: Opened, plan: _Plan, options: ReadOptions, track: Track) ->
 
 
 def _in_parts(
-    opened: Opened, plan: _Plan, options: ReadOptions, track: Track, room_nbytes: int, needed: int
+    opened: Opened, plan: _Plan, options: ReadOptions, track: Track, room: Room, needed: int
 ) -> Iterator[Decoded]:
     """Some rows after the other, each parsed as the first ones say."""
     n_unpacked = opened.unpacked_nbytes()
-    part_nbytes = max(_LEAST_PART_NBYTES, room_nbytes * n_unpacked // max(1, needed))
+    part_nbytes = max(_LEAST_PART_NBYTES, (room.nbytes or 0) * n_unpacked // max(1, needed))
     lines_before, n_read, is_first = 0, 0, True
     for data, is_last in pieces_of_text(opened, part_nbytes):
         n_read += len(data)
@@ -239,7 +240,7 @@ def _in_parts(
         if mine.has_lines_to_drop:
             _drop_lines(part, mine.repeated, sample)
         try:
-            decoded = _decoded(part, mine, options, lambda tell: None)
+            decoded = _decoded(part, mine, options, lambda tell: None, room.n_threads)
         except BarsError as error:
             line = None if error.line is None else error.line + lines_before
             raise BarsError(error.message, path=error.path, line=line, column=error.column) from None
@@ -330,6 +331,7 @@ def _parse(
     types: dict[str, pa.DataType],
     marked: set[str],
     track: Track,
+    n_threads: int,
     is_part: bool,
     is_end: bool,
 ) -> pa.Table:
@@ -339,11 +341,11 @@ def _parse(
         return "error" if row.text.strip(" \t") else "skip"
 
     def read(types: dict[str, pa.DataType]) -> pa.Table:
-        segments = _segments(opened, track)
+        segments, is_cut = _segments(opened, track, n_threads)
         # A block is a piece for all that follows; one a segment spares the overhead of more.
-        block = min(8 * _MiB, max(_MiB, opened.size_nbytes // (8 * thread_count())))
-        if len(segments) > 1:
-            block = min(_MOST_BLOCK_NBYTES, max(segment.size() for segment in segments) + 1)
+        block = min(8 * _MiB, max(_MiB, opened.size_nbytes // (8 * n_threads)))
+        if is_cut:
+            block = max(segment.size() for segment in segments) + 1
 
         def parse(number: int) -> pa.Table:
             return pacsv.read_csv(
@@ -352,7 +354,7 @@ def _parse(
                     column_names=[str(i) for i in range(len(sample.names))],
                     skip_rows=0 if number else sample.header_line,
                     block_size=block,
-                    use_threads=len(segments) == 1,
+                    use_threads=not is_cut,
                 ),
                 parse_options=pacsv.ParseOptions(delimiter=sample.delimiter, invalid_row_handler=blank_rows),
                 convert_options=pacsv.ConvertOptions(
@@ -368,7 +370,7 @@ def _parse(
 
         if len(segments) == 1:
             return parse(0)
-        return pa.concat_tables(parallel(parse, range(len(segments)), done=tell, threads=thread_count()))
+        return pa.concat_tables(parallel(parse, range(len(segments)), done=tell, threads=n_threads))
 
     # Lines that were emptied, each once: parsing must end.
     emptied: set[bytes] = set()
@@ -433,15 +435,18 @@ def _parse(
             del types[name], kinds[name]
 
 
-def _segments(opened: Opened, track: Track) -> list[pa.NativeFile]:
-    """Streams that together hold the file; each but the first begins at the start of a line."""
+def _segments(opened: Opened, track: Track, n_threads: int) -> tuple[list[pa.NativeFile], bool]:
+    """Streams that together hold the file; each but the first begins at the start of a line.
+
+    With them is whether there is one for each of several threads, or the only thread, to parse.
+    """
     size = opened.size_nbytes
     stream = opened.stream()
     if opened.data is None and (opened.compression is not None or opened.source.filesystem is not None):
         track(opened.tell)
-        return [stream]
-    n_segments = max(1, min(size // _SEGMENT_NBYTES, 8 * thread_count()))
-    n_segments = max(n_segments, size // _MOST_SEGMENT_NBYTES)
+        return [stream], False
+    n_segments = max(1, min(size // _SEGMENT_NBYTES, 8 * n_threads)) if n_threads > 1 else 1
+    n_segments = max(n_segments, -(-size // _MOST_SEGMENT_NBYTES))
     with stream:
         cuts = {0}
         for number in range(1, n_segments):
@@ -457,7 +462,7 @@ def _segments(opened: Opened, track: Track) -> list[pa.NativeFile]:
         for first, last in pairwise([*sorted(cuts), size]):
             stream.seek(first)
             segments.append(pa.BufferReader(stream.read_buffer(last - first)))
-        return segments
+        return segments, len(segments) > 1 or n_threads == 1
 
 
 def _trimmed(column: Column, refuse: Callable[[str], BarsError]) -> Column:

@@ -15,6 +15,7 @@ from stager.bars.decode import Track, decode, decode_table
 from stager.bars.intake import take
 from stager.bars.merge import refuse_unlike
 from stager.bars.options import ReadOptions
+from stager.bars.room import Room
 from stager.bars.settle import ZoneMissing, mixed_forms, no_zone
 from stager.bars.sources import BarFile, PathLike, find
 from stager.bars.taken import Taken, joined
@@ -109,7 +110,11 @@ def take_inputs(
             tells[number] = tell
 
         source = inputs if isinstance(inputs, pa.Table) else inputs[number]
-        taken = take_input(source, number, options, keeper, track, n_inputs == 1, dates, room_nbytes, stopped)
+        # The last ones have all cores.
+        n_threads = max(1, thread_count() // max(1, min(n_workers, len(missing) - len(ended))))
+        room = Room(source.name if isinstance(source, BarFile) else "table", room_nbytes, n_threads)
+        taken = take_input(source, number, options, keeper, track, n_inputs == 1, dates, room, stopped)
+        ended.append(number)
         if isinstance(source, BarFile):
             tells[number] = lambda: source.size_nbytes
         return taken
@@ -122,6 +127,9 @@ def take_inputs(
         return future
 
     missing = [number for number, one in enumerate(known) if one is None]
+    n_workers = min(max(1, len(missing)), workers or thread_count())
+    # Inputs of which nothing is left to be read; appended to by several threads.
+    ended: list[int] = []
     if n_inputs == 1 and progress is None and elsewhere is None:
         try:
             return [run(0)] if missing else [one for one in known if one is not None]
@@ -132,7 +140,7 @@ def take_inputs(
         for number, one in enumerate(known):
             if one is not None:
                 tells[number] = partial(int, inputs[number].size_nbytes)
-    pool = ThreadPoolExecutor(min(max(1, len(missing)), workers or thread_count()), thread_name_prefix="stager-bars")
+    pool = ThreadPoolExecutor(n_workers, thread_name_prefix="stager-bars")
     try:
         _watch({number: begin(number) for number in missing}, known, tells, total, progress)
         again = _dates_among_others([one for one in known if one is not None])
@@ -152,15 +160,13 @@ def take_input(
     track: Track,
     is_only: bool,
     dates: bool,
-    room_nbytes: int | None,
+    room: Room,
     stopped: threading.Event,
 ) -> Taken:
     """Decode and check one input, in parts if it is large, and hand its rows on."""
     parts: list[Taken] = []
     keeper.begin(number)
-    decoded = (
-        [decode_table(source, options)] if isinstance(source, pa.Table) else decode(source, options, track, room_nbytes)
-    )
+    decoded = [decode_table(source, options)] if isinstance(source, pa.Table) else decode(source, options, track, room)
     may_be_dates = dates
     missing: ZoneMissing | None = None
     for each in decoded:
@@ -178,7 +184,7 @@ def take_input(
             del each
         if any(part.is_dates for part in parts) and taken.n_rows and not taken.is_dates:
             # What looked like dates is not, and was handed on for nothing.
-            return take_input(source, number, options, keeper, track, is_only, False, room_nbytes, stopped)
+            return take_input(source, number, options, keeper, track, is_only, False, room, stopped)
         may_be_dates &= not taken.n_rows or taken.is_dates
         keeper.keep(number, symbols, pieces)
         del pieces

@@ -1,16 +1,17 @@
-"""How much memory decoding an input may take, and the error of one that takes more."""
+"""What decoding an input may take, memory and threads, and the error of one that takes more."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from stager.bars.threads import thread_count
 from stager.config import format_nbytes
 from stager.errors import BarsError
 
 
 @dataclass(frozen=True)
 class Room:
-    """Memory for decoding an input.
+    """Memory and threads for decoding an input.
 
     Attributes
     ----------
@@ -18,10 +19,13 @@ class Room:
         The input.
     nbytes : int or None
         None: no limit.
+    n_threads : int
+        At most so many; other inputs may be decoded meanwhile.
     """
 
     name: str
     nbytes: int | None = None
+    n_threads: int = field(default_factory=thread_count)
 
     def holds(self, nbytes: int) -> bool:
         """Whether so many bytes fit."""

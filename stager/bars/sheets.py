@@ -72,16 +72,30 @@ class Sheet:
 
 @dataclass(frozen=True)
 class InMemory:
-    """Rows in memory; ``order`` is in what order they came, if not in this one."""
+    """Rows in memory.
+
+    Attributes
+    ----------
+    times : ndarray of int64, shape (n_rows,)
+    columns : tuple of ndarray of float64, each shape (n_rows,)
+    order : ndarray of int64 or None
+        In what order the rows of each symbol came, as :func:`came_in` tells it, if not in this one.
+    rows : ndarray of int64, shape (n_rows,), or None
+        Where in the columns each row lies, if they are not in this order.
+    """
 
     times: Int64
     columns: tuple[Float64, ...]
     order: Int64 | None = None
+    rows: Int64 | None = None
 
     def read(self, number: int, first: int, n_rows: int, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Views, not written to `out`."""
+        """Views, not written to `out`, unless columns are in another order."""
         values: npt.NDArray[Any] = self.times if number == TIMES else self.columns[number]
-        return values[first : first + n_rows]
+        if number == TIMES or self.rows is None:
+            return values[first : first + n_rows]
+        # "clip" spares a copy of the output; no number is out of range.
+        return np.take(values, self.rows[first : first + n_rows], out=out, mode="clip")
 
     def came(self, starts: Int64) -> Int64:
         return came_in(self.times, starts) if self.order is None else self.order
@@ -160,15 +174,9 @@ def sort_pieces(pieces: Sequence[Piece]) -> tuple[Piece, Int64 | None]:
     With them is, as :func:`came_in` tells it, in what order they came; None: the rows of every symbol in the order of
     time.
     """
-    came: Int64 | None = None
     codes = np.concatenate([piece.codes for piece in pieces])
     times = np.concatenate([piece.times for piece in pieces])
-    order = np.argsort(codes, kind="stable")
-    by_symbol = Piece(np.take(codes, order), np.take(times, order), ())
-    if not is_sorted(by_symbol):
-        came = came_in(by_symbol.times, _starts(by_symbol.codes))
-        order = np.lexsort((times, codes))
-        by_symbol = Piece(np.take(codes, order), np.take(times, order), ())
+    by_symbol, order, came = _in_order(codes, times)
     # Each piece is written to where its rows belong, which spares bringing them together first.
     where = np.empty_like(order)
     where[order] = np.arange(len(order))
@@ -181,6 +189,25 @@ def sort_pieces(pieces: Sequence[Piece]) -> tuple[Piece, Int64 | None]:
             first += len(part)
         columns.append(column)
     return Piece(by_symbol.codes, by_symbol.times, tuple(columns)), came
+
+
+def _in_order(codes: npt.NDArray[Any], times: Int64) -> tuple[Piece, Int64, Int64 | None]:
+    """Symbols and times sorted, where each row was, and in what order they came, as :func:`sort_pieces` tells it."""
+    order = np.argsort(codes, kind="stable")
+    by_symbol = Piece(np.take(codes, order), np.take(times, order), ())
+    if is_sorted(by_symbol):
+        return by_symbol, order, None
+    came = came_in(by_symbol.times, _starts(by_symbol.codes))
+    order = np.lexsort((times, codes))
+    return Piece(np.take(codes, order), np.take(times, order), ()), order, came
+
+
+def unsorted_sheet_of(piece: Piece, numbers: Int32) -> Sheet:
+    """A piece in any order as a sheet in memory; its columns are not copied, and read in order later."""
+    by_symbol, order, came = _in_order(piece.codes, piece.times)
+    starts = _starts(by_symbol.codes)
+    symbols = numbers[by_symbol.codes[starts[:-1]].astype(np.int64)]
+    return Sheet(symbols, starts, InMemory(by_symbol.times, piece.columns, came, order))
 
 
 def sheet_of(piece: Piece, numbers: Int32, came: Int64 | None = None) -> Sheet:

@@ -22,6 +22,7 @@ import pyarrow.fs as pafs
 from stager.bars.checks import Piece
 from stager.bars.inputs import take_input
 from stager.bars.options import Duplicates, ReadOptions
+from stager.bars.room import Room
 from stager.bars.sheets import InFile, Sheets
 from stager.bars.sources import BarFile
 from stager.cluster.shared import Away, Place
@@ -83,7 +84,8 @@ def take(place: Place, number: int, file: BarFile, options: ReadOptions, is_only
     usage = Usage()
     try:
         with usage.measured(), closing(_Scratch(place, folder, options, worker.address)) as scratch:
-            room = _budget(place, worker, [file]).room_nbytes
+            # Dask runs a task on each thread of a worker.
+            room = Room(file.name, _budget(place, worker, [file]).room_nbytes, n_threads=1)
             taken = take_input(file, 0, options, scratch, lambda tell: None, is_only, dates, room, threading.Event())
             (sheets,) = scratch.sheets()
     except BaseException:

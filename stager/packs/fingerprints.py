@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from blake3 import blake3
 
+from stager.bars.checks import all_finite
 from stager.bars.threads import parallel
 from stager.packs.held import Held, Joined, contiguous
 
@@ -43,19 +44,19 @@ def digest(symbol: str, columns: Iterable[Iterable[npt.NDArray[Any]]]) -> bytes:
     """Hash of one symbol's bars: time and float64 values, of each column the consecutive pieces."""
     parts = []
     for pieces in columns:
-        state = hashlib.blake2b(digest_size=16)
+        state = blake3()
         for values in pieces:
-            state.update(_one_nan(values).data)
-        parts.append(state.digest())
-    return hashlib.blake2b(symbol.encode() + b"\0" + b"".join(parts), digest_size=16).digest()
+            state.update(_one_nan(values).view(np.uint8).data)
+        parts.append(state.digest(16))
+    return blake3(symbol.encode() + b"\0" + b"".join(parts)).digest(16)
 
 
 def of_digests(names: Sequence[str], digests: Iterable[bytes]) -> str:
     """The fingerprint of columns, the time first, and of the symbols' digests in the symbols' order."""
-    total = hashlib.blake2b("\0".join(names).encode(), digest_size=16)
+    total = blake3("\0".join(names).encode())
     for part in digests:
         total.update(part)
-    return total.hexdigest()
+    return total.hexdigest(16)
 
 
 def _fingerprint(
@@ -75,5 +76,6 @@ def _fingerprint(
 
 def _one_nan(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The values; NaN has many bit patterns, and here one."""
-    missing = np.isnan(values) if values.dtype == np.float64 else None
-    return values if missing is None or not missing.any() else np.where(missing, np.nan, values)
+    if values.dtype != np.float64 or all_finite(values):
+        return values
+    return np.where(np.isnan(values), np.nan, values)

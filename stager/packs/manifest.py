@@ -15,7 +15,9 @@ from stager.bars.interval import Interval
 from stager.bars.read import Decision, InputFile
 from stager.errors import ConfigError, NotAPackError, PackDamagedError, PackError, PackVersionError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+# Makes the fingerprint and the checksums of files, 16 bytes each; the manifest's own does not depend on it.
+HASHING = "blake3"
 MANIFEST = "manifest.json"
 # From here on compacting is suggested.
 MANY_SEGMENTS = 16
@@ -82,7 +84,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     ``panel`` says that a row holds all symbols; the pack's one symbol then is the panel itself. ``span`` is the first
     and last bar's open, ISO 8601 UTC. ``session_close`` is when sessions close, where times are their dates and it was
-    told. ``fingerprint`` is empty for bars in memory, where it is computed when asked for.
+    told. ``hashing`` names what makes the fingerprint and the checksums of files. ``fingerprint`` is empty for bars in
+    memory, where it is computed when asked for.
     """
 
     format_version: int
@@ -103,6 +106,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     segments: list[Segment]
     panel: PanelLayout | None = None
     session_close: str | None = None
+    hashing: str = HASHING
     checksum: str
 
     @property
@@ -135,9 +139,17 @@ def read_manifest(path: Path) -> Manifest:
             raise PackVersionError(
                 f"{path}: pack format {version}; this stager reads up to {FORMAT_VERSION}. Update stager."
             )
+        if version < FORMAT_VERSION:
+            raise PackVersionError(
+                f"{path}: pack format {version}; this stager reads {FORMAT_VERSION}. Pack the bars again."
+            )
         manifest = msgspec.json.decode(raw, type=Manifest)
         if seal(raw, manifest.checksum) != manifest.checksum:
             raise PackDamagedError(f"{file}: its checksum does not match; it was damaged or edited. Pack again.")
+        if manifest.hashing != HASHING:
+            raise PackVersionError(
+                f"{path}: its checksums are made by {manifest.hashing!r}; this stager knows {HASHING}. Update stager."
+            )
         Interval.parse(manifest.interval).closing(manifest.session_close)
     except (msgspec.DecodeError, UnicodeError, ConfigError) as error:
         raise PackDamagedError(f"{file}: no valid manifest ({error}); restore it or pack the bars again") from error

@@ -32,7 +32,7 @@ from stager.bars.arrange import join_pieces
 from stager.bars.checks import Checked, Piece
 from stager.bars.formats import named
 from stager.bars.options import ReadOptions
-from stager.bars.sheets import TIMES, InFile, Sheet, is_sorted, read_all, sheet_of, sort_pieces
+from stager.bars.sheets import TIMES, InFile, Sheet, is_sorted, read_all, sheet_of, sort_pieces, unsorted_sheet_of
 from stager.bars.sources import BarFile
 from stager.bars.taken import Taken
 from stager.config import format_nbytes
@@ -43,6 +43,8 @@ from stager.packs.segment import room_for
 from stager.version import __version__
 
 _SHEET_ROWS = 1 << 20
+# A piece of so many rows in memory is a sheet by itself, and its columns stay as they came.
+_LEAST_UNSORTED_ROWS = 1 << 17
 # When such a share of the inputs is read, it tells how many rows all of them have.
 _KNOWN = 0.2
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -160,12 +162,17 @@ class Scratch:
     def keep(self, number: int, symbols: tuple[str, ...], pieces: list[Piece]) -> None:
         numbers = self._number(symbols)
         pieces = [piece for piece in pieces if len(piece)]
-        nbytes = sum(len(piece) * 8 * (1 + len(piece.columns)) for piece in pieces)
+        # Beside times and columns, where each row of a piece lies that is not in order.
+        nbytes = sum(len(piece) * 8 * (2 + len(piece.columns)) for piece in pieces)
         with self._lock:
             fits = sum(self._held.values()) + nbytes <= self._most_held
             self._held[number] += nbytes if fits else 0
         sheets = self._sheets[number]
         while pieces:
+            if fits and len(pieces[0]) >= _LEAST_UNSORTED_ROWS:
+                piece = pieces.pop(0)
+                sheets.append(sheet_of(piece, numbers) if is_sorted(piece) else unsorted_sheet_of(piece, numbers))
+                continue
             some, n_rows = [pieces.pop(0)], 0
             while pieces and n_rows + len(some[-1]) < _SHEET_ROWS:
                 n_rows += len(some[-1])

@@ -22,6 +22,7 @@ from stager.bars.formats import NumberRule, built_in, named, text_of, vocabulary
 from stager.bars.numbers import Marks, dot_may_group, marks_of, read_numbers
 from stager.bars.patterns import parse, possible, regex_of
 from stager.bars.read import ReadOptions, read
+from stager.bars.room import Room
 from stager.bars.sources import find
 from stager.errors import BarsError, ConfigError
 
@@ -409,8 +410,8 @@ def test_marks_of_a_large_file_are_told_or_all_of_it_is_read(tmp_path: Path) -> 
     pq.write_table(pa.table(cells), tmp_path / "x.parquet", row_group_size=5_000)
     (source,) = find(tmp_path / "x.parquet")
     with pytest.raises(BarsError, match="--decimal"):
-        list(decode(source, ReadOptions(symbol="A"), lambda tell: None, 1 << 20))
-    parts = list(decode(source, ReadOptions(symbol="A", decimal=","), lambda tell: None, 1 << 20))
+        list(decode(source, ReadOptions(symbol="A"), lambda tell: None, Room(source.name, 1 << 20)))
+    parts = list(decode(source, ReadOptions(symbol="A", decimal=","), lambda tell: None, Room(source.name, 1 << 20)))
     assert len(parts) > 1
     assert sum(part.n_rows for part in parts) == n
     assert parts[-1].columns["close"][-1].as_py() == 10_000.5 + (n - 1) % 7

@@ -30,6 +30,7 @@ import stager
 from stager.bars import remote
 from stager.bars.decode import decode
 from stager.bars.read import ReadOptions, read
+from stager.bars.room import Room
 from stager.bars.sources import find
 from stager.errors import BarsError
 
@@ -192,7 +193,7 @@ def test_a_large_file_is_read_in_ranges_and_in_parts(site: Site, name: str) -> N
     assert len(text) > 1 << 23
     data = {"big.csv": text, "big.csv.gz": gzip.compress(text, 1)}.get(name) or parquet(table)
     (source,) = find(site.put(f"/{name}", data))
-    parts = list(decode(source, ReadOptions(), lambda tell: None, 1 << 22))
+    parts = list(decode(source, ReadOptions(), lambda tell: None, Room(source.name, 1 << 22)))
     assert len(parts) > 1
     for role in ("open", "close", "volume"):
         found = pa.chunked_array([chunk for part in parts for chunk in part.columns[role].chunks])

@@ -138,7 +138,7 @@ def test_pandas_reads_the_bars(fixture_pack: Pack) -> None:
 def test_the_manifest_says_what_was_packed(fixture_pack: Pack) -> None:
     assert fixture_pack.path is not None
     raw = json.loads((fixture_pack.path / "manifest.json").read_text())
-    assert raw["format_version"] == 1
+    assert raw["format_version"] == 2
     assert raw["interval"] == "1min"
     assert raw["span"] == ["2024-01-01T00:00:00.000000000Z", "2024-01-01T00:06:00.000000000Z"]
     assert (raw["n_rows"], raw["n_symbols"]) == (11, 3)

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from bars_fixtures import DAY, MINUTE, START, bar_table
+from blake3 import blake3
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -134,14 +135,14 @@ def test_truncation_at_any_length(whole: Path, copy: Path, file: str) -> None:
 
 def test_any_byte_of_the_manifest(whole: Path, copy: Path) -> None:
     raw = (whole / "manifest.json").read_bytes()
-    version = raw.index(b'"format_version": 1') + 18
+    version = raw.index(b'"format_version": 2') + 18
     for offset in range(len(raw)):
         for mask in (0x01, 0x20, 0x80, 0x08):
             damaged = bytearray(raw)
             damaged[offset] ^= mask
             (copy / "manifest.json").write_bytes(damaged)
             assert_found(copy, "manifest.json", is_version=offset == version)
-            with pytest.raises(PackVersionError if damaged[version : version + 1] in b"9" else PackDamagedError):
+            with pytest.raises(PackVersionError if damaged[version : version + 1] in b"3" else PackDamagedError):
                 open_pack(copy)
 
 
@@ -224,10 +225,33 @@ def test_progress_reaches_its_total(copy: Path) -> None:
 
 def test_a_newer_version(copy: Path) -> None:
     file = copy / "manifest.json"
-    file.write_text(json.dumps({"format_version": 2, "shards": ["new"]}))
+    file.write_text(json.dumps({"format_version": 3, "shards": ["new"]}))
     for look in (open_pack, verify):
-        with pytest.raises(PackVersionError, match=r"x\.pack: pack format 2; .* up to 1\. Update stager"):
+        with pytest.raises(PackVersionError, match=r"x\.pack: pack format 3; .* up to 2\. Update stager"):
             look(copy)
+
+
+def test_an_older_version(copy: Path) -> None:
+    reseal(copy, format_version=1)
+    for look in (open_pack, verify):
+        with pytest.raises(PackVersionError, match=r"x\.pack: pack format 1; .* reads 2\. Pack the bars again"):
+            look(copy)
+
+
+def test_checksums_of_another_kind(whole: Path, copy: Path) -> None:
+    assert json.loads((whole / "manifest.json").read_bytes())["hashing"] == "blake3"
+    reseal(copy, hashing="blake4")
+    for look in (open_pack, verify):
+        with pytest.raises(PackVersionError, match=r"x\.pack: its checksums .* by 'blake4'; .* knows blake3\. Update"):
+            look(copy)
+
+
+def test_checksums_are_blake3(whole: Path) -> None:
+    manifest = json.loads((whole / "manifest.json").read_bytes())
+    for segment in manifest["segments"]:
+        for name, stored in segment["files"].items():
+            raw = (whole / segment["name"] / name).read_bytes()
+            assert stored["blocks"] == [blake3(raw).hexdigest(16)]
 
 
 # A forged pack has right checksums, but what it says is not so.
