@@ -20,7 +20,6 @@ from __future__ import annotations
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +30,9 @@ from stager.bars.interval import Interval
 from stager.bars.threads import parallel
 from stager.errors import PackDamagedError, PackError
 from stager.packs.fingerprints import fingerprint_of
-from stager.packs.held import Held, Joined, Part, contiguous
+from stager.packs.held import Held, Joined, Part, Shard, contiguous
 from stager.packs.manifest import FORMAT_VERSION, MANIFEST, Manifest, Role, Segment, read_manifest, settled
 from stager.packs.rows import RowsFile
-
-if TYPE_CHECKING:
-    from stager.packs.sharding import Shard
 
 __all__ = ["BLOCK_NBYTES", "FORMAT_VERSION", "MANIFEST", "PRICES", "Manifest", "Pack", "open_pack"]
 

@@ -8,52 +8,14 @@ without a word.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stager.config import format_nbytes
 from stager.errors import ConfigError
-from stager.packs.held import Part
+from stager.packs.held import Part, Shard
 from stager.packs.layout import Pack, join, span
-
-
-@dataclass(frozen=True)
-class Shard:
-    """Which part of a pack this is.
-
-    Attributes
-    ----------
-    number, n_shards : int
-    by : {"symbols", "segments"}
-    parts : tuple of str
-        The first and the last symbol, or the segments.
-    n_rows, n_symbols, rows_nbytes : int
-        Of this part.
-    all_rows, all_symbols, all_rows_nbytes : int
-        Of the whole pack.
-    """
-
-    number: int
-    n_shards: int
-    by: str
-    parts: tuple[str, ...]
-    n_rows: int
-    n_symbols: int
-    rows_nbytes: int
-    all_rows: int
-    all_symbols: int
-    all_rows_nbytes: int
-
-    def __str__(self) -> str:
-        what = " to ".join(self.parts) if self.by == "symbols" else ", ".join(self.parts)
-        return (
-            f"{self.number} of {self.n_shards}, by {self.by}: {what}; {self.n_rows:,} of {self.all_rows:,} rows, "
-            f"{self.n_symbols:,} of {self.all_symbols:,} symbols, {format_nbytes(self.rows_nbytes)} of "
-            f"{format_nbytes(self.all_rows_nbytes)}; nothing else is served here"
-        )
 
 
 def shard_of(pack: Pack, number: int, n_shards: int) -> Pack:
