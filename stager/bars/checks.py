@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stager.bars.options import PRICES
-from stager.bars.relation import PAIRS, Relation, relation
+from stager.bars.relation import Relation, relation
 from stager.errors import BarsError
 
 Int64 = npt.NDArray[np.int64]
@@ -121,7 +121,7 @@ def check(
     odd = [column[:0] if all_finite(column) else column for column in columns[4:]]
     missing = tuple(int(np.count_nonzero(np.isnan(column))) for column in odd)
     infinite = tuple(int(np.count_nonzero(np.isinf(column))) for column in odd)
-    related = Relation(0, fits=(0,) * len(PAIRS))
+    related = Relation(0)
     for first in range(0, len(codes), _CACHED_ROWS):
         some = slice(first, first + _CACHED_ROWS)
         related += relation(codes[some], times[some], [column[some] for column in columns[:4]])

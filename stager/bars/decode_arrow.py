@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
@@ -52,14 +53,9 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
                 file = pa.BufferReader(stream.read())
     except (OSError, pa.ArrowException):
         raise damaged(source, opened.compression or "") from None
-    # Damaged Parquet fails in many ways, also inside Thrift and with absurd sizes; the file is at fault in each.
-    try:
+    with _undamaged("footer", refuse):
         parquet = pq.ParquetFile(file, page_checksum_verification=True)
         schema, n_rows = parquet.schema_arrow, parquet.metadata.num_rows
-    except BarsError:
-        raise
-    except Exception:
-        raise refuse("the Parquet file is truncated or damaged (its footer can't be read); get it again") from None
     described, decisions = choose_named(schema, source.file_name, options, refuse)
     layout = find_columns(schema.names, options, refuse, described)
     layout.decisions[:0] = decisions
@@ -68,20 +64,14 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
     # Columns as they are stored, and as they are used.
     row_nbytes = _row_nbytes([schema.field(name).type for name in names])
     if room.holds(row_nbytes * n_rows):
-        try:
+        with _undamaged("pages", refuse):
             table = parquet.read(columns=names, use_pandas_metadata=False)
             table = pa.table({name: table[name] for name in names})
             table.validate(full=True)
-        except BarsError:
-            raise
-        except Exception:
-            raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
         yield _of_file(table, layout, wanted, source, options)
         return
     time_kind = schema.field(schema.names[layout.roles["time"]]).type
-    if len(layout.time_columns) > 1 or _is_text(
-        time_kind.value_type if pa.types.is_dictionary(time_kind) else time_kind
-    ):
+    if len(layout.time_columns) > 1 or _is_text(_plain(time_kind)):
         room.check(row_nbytes * n_rows, "how text of times is written is told by all of it; save time stamps")
     assert room.nbytes is not None  # else the file was read as a whole
 
@@ -95,14 +85,10 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
     first_row = 0
     batches = parquet.iter_batches(max(1, min(_MOST_PART_ROWS, room.nbytes // row_nbytes)), columns=names)
     while True:
-        try:
+        with _undamaged("pages", refuse):
             batch = next(batches, None)
             if batch is not None:
                 batch.validate(full=True)
-        except BarsError:
-            raise
-        except Exception:
-            raise refuse("the Parquet file is truncated or damaged (its pages can't be read); get it again") from None
         if batch is None:
             return
         table = pa.table({name: batch.column(name) for name in names})
@@ -111,6 +97,20 @@ def decode_parquet(opened: Opened, options: ReadOptions, room: Room | None = Non
         decoded.is_part = True
         first_row += table.num_rows
         yield decoded
+
+
+@contextmanager
+def _undamaged(what: str, refuse: Callable[[str], BarsError]) -> Iterator[None]:
+    """Damaged Parquet fails in many ways, also inside Thrift and with absurd sizes; the file is at fault in each.
+
+    Not where the file could not be read to its end, which is told as it is.
+    """
+    try:
+        yield
+    except BarsError:
+        raise
+    except Exception:
+        raise refuse(f"the Parquet file is truncated or damaged (its {what} can't be read); get it again") from None
 
 
 def _row_nbytes(kinds: list[pa.DataType]) -> int:
@@ -266,6 +266,7 @@ def _from_arrow(
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, also where they are numbered in a dictionary."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -309,7 +310,7 @@ def _numbers(
 def _times(decoded: Decoded, columns: list[Column], options: ReadOptions) -> Column:
     """The time column as it is, or what its texts, and those of a time of day beside it, say."""
     column, layout = columns[0], decoded.layout
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    kind = _plain(column.type)
     is_told = options.time_pattern is not None or (layout.format is not None and layout.format.time.pattern is not None)
     if len(columns) == 1:
         if pa.types.is_float64(kind):

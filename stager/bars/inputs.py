@@ -53,8 +53,10 @@ class Keeper(Protocol):
 
 def find_inputs(source: Source) -> list[BarFile] | pa.Table:
     """The files that are meant, or the table; raises BarsError if something does not exist or holds no bar files."""
-    if isinstance(source, pa.Table) or not hasattr(source, "__arrow_c_stream__"):
-        return source if isinstance(source, pa.Table) else find(source)
+    if isinstance(source, pa.Table):
+        return source
+    if not hasattr(source, "__arrow_c_stream__"):
+        return find(source)
     try:
         return pa.table(source)
     except (pa.ArrowException, TypeError, ValueError) as error:

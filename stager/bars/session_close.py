@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from functools import lru_cache
 
@@ -15,8 +14,7 @@ from stager.errors import ConfigError
 
 Int64 = npt.NDArray[np.int64]
 
-_NS = 10**9
-_DAY = 86_400 * _NS
+_DAY = 86_400 * 10**9
 _DAY_MINUTES = 24 * 60
 
 
@@ -93,15 +91,9 @@ def _first_day(year: int) -> int:
 def _closes(text: str, year: int) -> Int64:
     minute, zone = _parts(text)
     days = range(_first_day(year), _first_day(year + 1))
-    closes = np.array([_instant(day, minute, zone) for day in days], np.int64)
+    closes = np.array([max(zone.instant(day, minute, fold) for fold in (0, 1)) for day in days], np.int64)
     closes.setflags(write=False)
     return closes
-
-
-def _instant(day: int, minute: int, zone: Zone) -> int:
-    local = dt.datetime(1970, 1, 1) + dt.timedelta(days=day, minutes=minute)
-    seconds = [local.replace(tzinfo=zone.info, fold=fold).timestamp() for fold in (0, 1)]
-    return round(max(seconds)) * _NS
 
 
 def _parts(text: str) -> tuple[int, Zone]:

@@ -205,12 +205,10 @@ def _in_order(codes: npt.NDArray[Any], times: Int64) -> tuple[Piece, Int64, Int6
 def unsorted_sheet_of(piece: Piece, numbers: Int32) -> Sheet:
     """A piece in any order as a sheet in memory; its columns are not copied, and read in order later."""
     by_symbol, order, came = _in_order(piece.codes, piece.times)
-    starts = _starts(by_symbol.codes)
-    symbols = numbers[by_symbol.codes[starts[:-1]].astype(np.int64)]
-    return Sheet(symbols, starts, InMemory(by_symbol.times, piece.columns, came, order))
+    return sheet_of(Piece(by_symbol.codes, by_symbol.times, piece.columns), numbers, came, order)
 
 
-def sheet_of(piece: Piece, numbers: Int32, came: Int64 | None = None) -> Sheet:
+def sheet_of(piece: Piece, numbers: Int32, came: Int64 | None = None, rows: Int64 | None = None) -> Sheet:
     """A sorted piece as a sheet in memory, not copied.
 
     Parameters
@@ -220,10 +218,12 @@ def sheet_of(piece: Piece, numbers: Int32, came: Int64 | None = None) -> Sheet:
         The number of each of its codes.
     came : ndarray of int64, optional
         In what order the rows came, if not in this one, as :func:`came_in` tells it.
+    rows : ndarray of int64, optional
+        Where in the columns each row lies, if they alone are not sorted.
     """
     starts = _starts(piece.codes)
     symbols = numbers[piece.codes[starts[:-1]].astype(np.int64)]
-    return Sheet(symbols, starts, InMemory(piece.times, piece.columns, came))
+    return Sheet(symbols, starts, InMemory(piece.times, piece.columns, came, rows))
 
 
 def _starts(codes: npt.NDArray[Any]) -> Int64:

@@ -60,6 +60,15 @@ class Zone:
         delta = (_EPOCH + timedelta(seconds=second)).astimezone(self.info).utcoffset()
         return 0 if delta is None else round(delta.total_seconds())
 
+    def instant(self, day: int, minute: int, fold: int = 0) -> int:
+        """Nanoseconds since 1970 UTC at which the clock shows so many minutes after midnight of a day since 1970.
+
+        With `fold` 1 the second time, where it shows that twice; a time that it skips is told by the offset before the
+        jump, and with `fold` 1 by the one after it.
+        """
+        local = datetime(1970, 1, 1) + timedelta(days=day, minutes=minute)
+        return round(local.replace(tzinfo=self.info, fold=fold).timestamp()) * _NS
+
     def changes(self, first: int, last: int) -> tuple[list[int], list[int]]:
         """Instants (seconds since 1970) between two instants at which the offset changes, and the offsets around them.
 

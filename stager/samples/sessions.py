@@ -94,16 +94,12 @@ class Hours:
         """The sessions of all days around two instants; the clock's jumps are taken from the zone."""
         days = range(first // _DAY - 2, last // _DAY + 3)
         edges = np.array(
-            [[self._instant(day, minute) for minute in part] for day in days for part in self.parts], np.int64
+            [[self.zone.instant(day, minute) for minute in part] for day in days for part in self.parts], np.int64
         ).reshape(-1, 2)
         numbers = np.repeat(np.array(days, np.int64), len(self.parts))
         # Where the clock jumps over a whole part, there is none.
         real = edges[:, 1] > edges[:, 0]
         return Sessions(edges[real, 0].copy(), edges[real, 1].copy(), numbers[real], close_inclusive)
-
-    def _instant(self, day: int, minute: int) -> int:
-        local = dt.datetime.combine(_EPOCH + dt.timedelta(days=day), dt.time()) + dt.timedelta(minutes=minute)
-        return round(local.replace(tzinfo=self.zone.info).timestamp()) * 10**9
 
 
 def _minutes(clock: str, text: str) -> int:
