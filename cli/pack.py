@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 import msgspec
 
@@ -94,22 +96,14 @@ def pack(
     with Reporter() as progress:
         if append is not None:
             packed = append_to(append, source, read=read, progress=progress)
-        elif cluster is not None:
-            from stager.cluster.packing import pack_on
-
-            packed = pack_on(
-                cluster,
-                source,
-                out,
-                read=read,
-                overwrite=force,
-                progress=progress,
-                memory_nbytes=memory,
-                workers=workers,
-                usage=usage,
-            )
         else:
-            packed = write_pack(
+            if cluster is None:
+                packing = partial(write_pack, resume=resume)
+            else:
+                from stager.cluster.packing import pack_on
+
+                packing = partial(pack_on, cluster)
+            packed = packing(
                 source,
                 out,
                 read=read,
@@ -117,7 +111,6 @@ def pack(
                 progress=progress,
                 memory_nbytes=memory,
                 workers=workers,
-                resume=resume,
                 usage=usage,
             )
     show(summarise(packed), as_json, None if append is not None else usage)

@@ -69,8 +69,8 @@ class Cluster:
             found: dict[str, Any] = self._client.run(function, *args, on_error="return")
         except TimeoutError:
             raise self._none() from None
-        except OSError as error:
-            raise self._lost(error) from None
+        except OSError:
+            raise self._lost() from None
         for address, one in found.items():
             if isinstance(one, BaseException):
                 raise self._told(f"the worker at {address}", one) from None
@@ -161,7 +161,7 @@ class Cluster:
                 "their logs may tell why. If it was memory, give workers more, or pack with less --memory"
             )
         if isinstance(error, (CancelledError, CommClosedError)):
-            return self._lost(error)
+            return self._lost()
         if isinstance(error, ImportError):
             return PackError(f"{what}: {error}; install the same stager for the workers of {self._name}")
         if isinstance(error, MemoryError):
@@ -170,7 +170,7 @@ class Cluster:
             return PackError(f"{what}: {error}")
         return error
 
-    def _lost(self, error: BaseException | None = None) -> PackError:
+    def _lost(self) -> PackError:
         return PackError(
             f"the scheduler at {self._name} is gone, or was started again, and all tasks with it; nothing was packed. "
             "Pack again when it runs"

@@ -26,7 +26,7 @@ from stager.cluster import tasks
 from stager.cluster.connection import Cluster, connected
 from stager.cluster.shared import Away, Gathered, Place
 from stager.errors import PackError
-from stager.packs.layout import BLOCK_NBYTES, Pack
+from stager.packs.layout import Pack, blocks_of
 from stager.packs.making import write_taken
 from stager.packs.manifest import MARK, SHARED, Manifest
 from stager.packs.packing import Progress, put, take_over, target_of
@@ -154,8 +154,8 @@ def _make(
             return taken
 
         def place_all(sheets: Sheets) -> Placing:
-            parts = Placing.of(sheets, options.duplicates, part_nbytes, usage.n_workers).parts
-            placing = _Placing(sheets, parts, options.duplicates, usage.n_workers, cluster=cluster, place=place)
+            placing = _Placing.of(sheets, options.duplicates, part_nbytes, usage.n_workers)
+            placing.cluster, placing.place = cluster, place
             placing.share()
             return placing
 
@@ -197,11 +197,10 @@ class _Placing(Placing):
             self.place.write_sheets(number, self.sheets.of_symbols(some[0].first, some[-1].last))
 
     def checksums(self, file: Path) -> list[str]:
-        n_blocks = -(-file.stat().st_size // BLOCK_NBYTES)
         assert self.cluster is not None
         futures = [
             self.cluster.submit(f"checksums of {file}", tasks.checksums, self.place, file, blocks)
-            for blocks in self._shares(range(n_blocks))
+            for blocks in self._shares(blocks_of(file))
         ]
         found = self.cluster.results(futures, lambda done, total: None)
         return [checksum for some in found for checksum in some]

@@ -56,11 +56,26 @@ class Driver(Protocol):
     def close_handle(self, device: int, ptr: int) -> None: ...
 
 
+_int_p = ctypes.POINTER(ctypes.c_int)
+# What the driver's calls take; each gives a CUresult, an int. Devices are ints, device pointers 64 bits.
+_TAKES = {
+    "cuInit": [ctypes.c_uint],
+    "cuDeviceGetCount": [_int_p],
+    "cuDeviceGet": [_int_p, ctypes.c_int],
+    "cuDeviceGetUuid_v2": [ctypes.c_char_p, ctypes.c_int],
+    "cuMemGetAddressRange_v2": [ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_size_t), ctypes.c_uint64],
+}
+
+
 def _library() -> Any:
     try:
-        return ctypes.CDLL("libcuda.so.1")
+        library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         raise DeviceError("the NVIDIA driver (libcuda.so.1) is missing; attach with device='cpu'") from error
+    for name, takes in _TAKES.items():
+        call = getattr(library, name)
+        call.argtypes, call.restype = takes, ctypes.c_int
+    return library
 
 
 class CudaIpc:
@@ -96,7 +111,7 @@ class CudaIpc:
         with relaxed(), cupy.cuda.Device(device):
             # The driver wants the thread to have a context, which the runtime gives it with its first call.
             runtime.free(0)
-            status = _library().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(ptr))
+            status = _library().cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), ptr)
         if status:
             raise StagingError(f"the driver knows no allocation at {ptr:#x} (CUDA error {status})")
         return base.value, size.value

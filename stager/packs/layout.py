@@ -219,8 +219,12 @@ def open_part(folder: Path, manifest: Manifest, segment: Segment) -> Part:
 
 def block_checksums(file: Path) -> list[str]:
     """BLAKE3 (16 bytes, hex) of each 64 MiB block of a file, several blocks at a time."""
+    return parallel(lambda index: block_checksum(file, index), blocks_of(file))
 
-    return parallel(lambda index: block_checksum(file, index), range(-(-file.stat().st_size // BLOCK_NBYTES)))
+
+def blocks_of(file: Path) -> range:
+    """The numbers of a file's blocks."""
+    return range(-(-file.stat().st_size // BLOCK_NBYTES))
 
 
 def block_checksum(file: Path, index: int) -> str:

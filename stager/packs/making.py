@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -27,12 +25,11 @@ from stager.bars.sources import BarFile
 from stager.bars.taken import Taken
 from stager.errors import BarsError
 from stager.packs import layout
-from stager.packs.manifest import FORMAT_VERSION, Column, Manifest, readable
+from stager.packs.manifest import Column, Manifest, new_manifest
 from stager.packs.placing import Looked, Placing, write_segment_of
 from stager.packs.scratch import Scratch
 from stager.packs.segment import Progress
 from stager.packs.usage import Budget, Usage
-from stager.version import __version__
 
 
 def make(
@@ -149,38 +146,28 @@ def write_taken(
         placing, folder / "segment-0", merged.names, symbols, looked, found.opens, target, progress
     )
     assert found.opens.interval is not None  # there are rows
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        stager_version=__version__,
-        created=now(),
+    return new_manifest(
+        found.opens.interval,
+        found.inputs,
         columns=[
             Column(name, layout.role_of(name), n) for name, n in zip(merged.names, written.n_missing, strict=True)
         ],
-        interval=found.opens.interval.text,
-        session_close=found.opens.interval.close_text,
         timestamps=found.opens.timestamps,
         adjustment=found.adjustment,
         span=layout.span_of(*found.opens.of(np.array(looked.span)).tolist()),
         n_rows=segment.n_rows,
         n_symbols=len(symbols),
         fingerprint=written.fingerprint,
-        inputs=[replace(one, name=readable(one.name)) for one in found.inputs],
         decisions=list(merged.notes.decisions),
         dropped=found.dropped,
         warnings=[*merged.notes.warnings, *warnings_of(written.facts, found.opens.timestamps)],
         segments=[segment],
-        checksum="0" * 32,
     )
 
 
 def nothing_packed(dropped: dict[str, int]) -> BarsError:
     """The error of input without a single bar."""
     return BarsError(f"{no_bars(dropped)}; nothing was packed")
-
-
-def now() -> str:
-    """The current time as manifests tell it."""
-    return dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
 
 
 def _sorting(sheets: Sheets, looked: Looked, symbols: Sequence[str]) -> Sorting:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import hashlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from stager.bars.interval import Interval
 from stager.bars.read import Decision, InputFile
 from stager.errors import ConfigError, NotAPackError, PackDamagedError, PackError, PackVersionError
+from stager.version import __version__
 
 FORMAT_VERSION = 2
 # Makes the fingerprint and the checksums of files, 16 bytes each; the manifest's own does not depend on it.
@@ -115,6 +118,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         if self.panel is None:
             return self.n_symbols, self.columns
         return len(self.panel.symbols), self.panel.columns
+
+
+def new_manifest(interval: Interval, inputs: Iterable[InputFile], **facts: Any) -> Manifest:
+    """The manifest of bars that are packed now, of these facts; its checksum is to be taken as it is written."""
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        stager_version=__version__,
+        created=dt.datetime.now(dt.UTC).isoformat(timespec="seconds"),
+        interval=interval.text,
+        session_close=interval.close_text,
+        inputs=[replace(one, name=readable(one.name)) for one in inputs],
+        checksum="0" * 32,
+        **facts,
+    )
 
 
 class _Version(msgspec.Struct):

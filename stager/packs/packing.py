@@ -6,7 +6,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,9 +23,8 @@ from stager.packs import layout
 from stager.packs.fingerprints import fingerprint
 from stager.packs.held import contiguous
 from stager.packs.layout import Pack, open_pack
-from stager.packs.making import make, nothing_packed, now
+from stager.packs.making import make, nothing_packed
 from stager.packs.manifest import (
-    FORMAT_VERSION,
     MANIFEST,
     SHARED,
     UNFINISHED,
@@ -33,14 +32,13 @@ from stager.packs.manifest import (
     Manifest,
     PanelLayout,
     Segment,
-    readable,
+    new_manifest,
     seal,
 )
 from stager.packs.publish import check_target, clear, partial_name, partial_of, publish, refusing, sync
 from stager.packs.scratch import check_left, keep_rows, n_kept
 from stager.packs.segment import Progress, write_segment
 from stager.packs.usage import Budget, Usage
-from stager.version import __version__
 
 __all__ = ["Progress", "Usage", "discard", "pack", "pack_in_memory", "write"]
 
@@ -277,26 +275,21 @@ def _manifest(
         Column(name, bars.roles.get(name, layout.role_of(name)), missing)
         for name, missing in zip(bars.names, n_missing, strict=True)
     ]
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        stager_version=__version__,
-        created=now(),
+    return new_manifest(
+        bars.interval,
+        bars.inputs,
         columns=columns,
-        interval=bars.interval.text,
-        session_close=bars.interval.close_text,
         timestamps=bars.timestamps,
         adjustment=bars.adjustment,
         span=layout.span(bars.arranged.times, bars.first_rows, bars.counts),
         n_rows=len(bars.arranged.times),
         n_symbols=len(bars.symbols),
         fingerprint=fingerprint,
-        inputs=[replace(one, name=readable(one.name)) for one in bars.inputs],
         decisions=list(bars.decisions),
         dropped=dict(bars.dropped),
         warnings=list(bars.warnings),
         segments=segments,
         panel=panel,
-        checksum="0" * 32,
     )
 
 

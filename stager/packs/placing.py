@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -148,7 +148,7 @@ class Placing:
     _looks: list[_Look] = field(default_factory=list)
 
     @classmethod
-    def of(cls, sheets: Sheets, duplicates: Duplicates, part_nbytes: int, n_workers: int) -> Placing:
+    def of(cls, sheets: Sheets, duplicates: Duplicates, part_nbytes: int, n_workers: int) -> Self:
         """Cut rows into parts that take at most about so many bytes each."""
         # Times, columns, the same once more where they are sorted or read, and their float32 rows.
         most = max(1, part_nbytes // (2 * 8 * (1 + sheets.n_columns) + 16))

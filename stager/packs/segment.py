@@ -78,9 +78,6 @@ class SegmentFiles:
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_rows", "_bars")}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-
     def __enter__(self) -> SegmentFiles:
         if "_rows" not in self.__dict__:
             self._open()
