@@ -4,7 +4,7 @@
 DataLoader, and through TensorSocket, where these are installed. Measured are seconds from a warm process (imports and
 CUDA context done) to the first batch, bytes in use, and samples a second, each and together.
 
-python benchmarks/service.py                        # a pack of 15 GiB: 45 GB of disk, 100 GB of memory; H200: 8 minutes
+python benchmarks/service.py                        # a pack of 15 GiB: 45 GB of disk, 64 GB of memory; H200: 8 minutes
 python benchmarks/service.py --pack bars.pack       # this pack
 python benchmarks/service.py --gib 0.25 --device cpu
 """
@@ -28,13 +28,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from harness import measure, row, save
+from peers import LeftOutError
+from stage import N_COLUMNS, bars_table
 
 import stager
 from stager import Stager, Target, attach
 from stager.batches.devices import count_devices
+from stager.errors import StagingMemoryError
 from stager.service import asking
 
 WINDOW, BATCH = 64, 256
+BLOCK_NBYTES, N_SYMBOLS = 1 << 30, 500
 MODES = {"service": "attached to a service", "own": "each for itself", "torch": "torch DataLoader each",
          "socket": "TensorSocket"}  # fmt: skip
 
@@ -129,7 +133,10 @@ def trainer_main(mode: str, pack: str, device: str) -> None:
     print(json.dumps({"pid": os.getpid()}), flush=True)
     for line in sys.stdin:
         word, _, argument = line.strip().partition(" ")
-        answer = trainer.load() if word == "load" else trainer.run(float(argument))
+        try:
+            answer = trainer.load() if word == "load" else trainer.run(float(argument))
+        except StagingMemoryError as error:
+            answer = {"error": f"does not fit: {error}"}
         print(json.dumps(answer), flush=True)
 
 
@@ -137,12 +144,13 @@ def trainer_main(mode: str, pack: str, device: str) -> None:
 
 
 class Process:
+    """A trainer's process; its first answer is its pid, once it is warm."""
+
     def __init__(self, mode: str, pack: Path, device: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, __file__, "--trainer", mode, "--pack", str(pack), "--device", device],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
-        self.pid = self.answer()["pid"]
 
     def say(self, text: str) -> None:
         assert self.process.stdin is not None
@@ -155,6 +163,8 @@ class Process:
         if not line:
             raise RuntimeError(f"a trainer ended with {self.process.wait()}")
         answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise LeftOutError(answer["error"])
         return answer
 
     def end(self) -> None:
@@ -196,8 +206,10 @@ def trial(
     mode: str, n: int, pack: Path, device: str, seconds: float, baseline: int, others: list[int]
 ) -> dict[str, Any]:
     """`n` trainers of one kind, loaded at once, then serving at once."""
+    name = f"{MODES[mode]}, {n}"
     trainers = [Process(mode, pack, device) for _ in range(n)]
     try:
+        pids = [one.answer()["pid"] for one in trainers]
         for one in trainers:
             one.say("load")
         loads = [one.answer() for one in trainers]
@@ -205,10 +217,12 @@ def trial(
             one.say(f"run {seconds / 3}")  # warm
         for one in trainers:
             one.answer()
-        used = used_nbytes(device, [one.pid for one in trainers] + others) - baseline
+        used = used_nbytes(device, pids + others) - baseline
         for one in trainers:
             one.say(f"run {seconds}")
         rates = [one.answer()["samples_per_second"] for one in trainers]
+    except LeftOutError as reason:
+        return {"name": name, "left_out": str(reason)}
     finally:
         for one in trainers:
             one.end()
@@ -219,7 +233,20 @@ def trial(
         # Of these, what the client has to itself.
         facts["tables_seconds"] = statistics.median(one["tables"] for one in loads)
         facts["besides_seconds"] = statistics.median(one["first"] - one["tables"] for one in loads)
-    return row(f"{MODES[mode]}, {n}", timing, **facts)
+    return row(name, timing, **facts)
+
+
+def made_bars(nbytes: int) -> pa.Table:
+    """Bars whose rows take so many bytes: blocks of 500 symbols that hold the same values, under other names."""
+    n_blocks = -(-nbytes // BLOCK_NBYTES)
+    block = bars_table(nbytes // n_blocks // (4 * N_COLUMNS), N_SYMBOLS, N_COLUMNS).combine_chunks()
+    names = [f"SYM{index:05d}" for index in range(n_blocks * N_SYMBOLS)]
+    indices = block["symbol"].chunk(0).indices.to_numpy()
+    symbols = [
+        pa.DictionaryArray.from_arrays(pa.array(indices + np.int32(k * N_SYMBOLS)), names) for k in range(n_blocks)
+    ]
+    others = {name: pa.chunked_array(block[name].chunks * n_blocks) for name in block.column_names[1:]}
+    return pa.table({"symbol": pa.chunked_array(symbols), **others})
 
 
 def attaching(n: int = 200) -> dict[str, Any]:
@@ -276,22 +303,27 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         pack = options.pack
         if pack is None:
-            from stage import N_COLUMNS, bars_table
-
             pack = Path(folder) / "bars.pack"
-            stager.pack(bars_table(int(options.gib * 2**30 / (4 * N_COLUMNS)), 500, N_COLUMNS), pack)
+            stager.pack(made_bars(int(options.gib * 2**30)), pack)
+        opened = stager.open_pack(pack)
+        gib, one_sample = opened.rows_nbytes / 2**30, 4 * WINDOW * len(opened.columns)
+        where = "on a GPU" if options.device != "cpu" else "on a CPU"
+        copied = ceiling(options.device)
+        print(f"copy ceiling: {copied / 1e9:.1f} GB/s written, {copied / one_sample:,.0f} samples/s")
         rows: list[dict[str, Any]] = []
 
         def note(made: dict[str, Any]) -> None:
+            """Keep each as it is measured, so that a run that is ended leaves what it has."""
+            if "together" in made:
+                made["of_ceiling"] = made["together"] * one_sample / copied
             rows.append(made)
+            save("service", {f"Trainers, {gib:.3g} GiB {where}": rows})
             print({key: round(value, 4) if isinstance(value, float) else value for key, value in made.items()})
 
         baseline = used_nbytes(options.device, [])
-        one_sample = 4 * WINDOW * len(stager.open_pack(pack).columns)
-        copied = ceiling(options.device)
-        print(f"copy ceiling: {copied / 1e9:.1f} GB/s written, {copied / one_sample:,.0f} samples/s")
         with service(pack, options.device) as server:
             small = [attaching(), asking_for_stats()]
+            save("service", {f"Requests {where}": small})
             for made in small:
                 print(made)
             for n in options.trainers:
@@ -304,17 +336,12 @@ def main() -> None:
                 note(trial(mode, n, pack, options.device, options.seconds, baseline, []))
         if importlib.util.find_spec("tensorsocket"):
             for n in options.trainers:
-                made = producer(pack, options.device)
+                sending = producer(pack, options.device)
                 try:
-                    note(trial("socket", n, pack, options.device, options.seconds, baseline, [made.pid]))
+                    note(trial("socket", n, pack, options.device, options.seconds, baseline, [sending.pid]))
                 finally:
-                    made.kill()
-                    made.wait()
-        gib = stager.open_pack(pack).rows_nbytes / 2**30
-        where = "on a GPU" if options.device != "cpu" else "on a CPU"
-        for made in rows:
-            made["of_ceiling"] = made["together"] * one_sample / copied
-        save("service", {f"Trainers, {gib:.3g} GiB {where}": rows, f"Requests {where}": small})
+                    sending.kill()
+                    sending.wait()
 
 
 if __name__ == "__main__":

@@ -28,6 +28,8 @@ from stager.service.client import Connection
 try:
     import cupy
     from cupy.cuda import runtime
+
+    from stager.cuda.groups import GatherStream
 except ImportError:  # the marker skips, or fails under --require-gpu
     pass
 
@@ -117,10 +119,6 @@ class Spawned:
         ]
         for reader in self.readers:
             reader.start()
-
-    def collect(self):
-        for line in self.process.stdout:
-            self.lines.put(line.strip())
 
     def read(self, seconds=ANSWER_SECONDS):
         limit = time.monotonic() + seconds
@@ -220,13 +218,14 @@ def start(run_dir, spawned):
 
 @pytest.fixture
 def join(run_dir, spawned):
-    def client(**environment):
-        one = Spawned(["-c", CLIENT], run_dir / "s.sock", **environment)
-        spawned.append(one)
-        assert one.read(START_SECONDS) == "ready"
-        return one
+    def clients(n, **environment):
+        """So many processes, started at once, each with its CUDA context made."""
+        made = [Spawned(["-c", CLIENT], run_dir / "s.sock", **environment) for _ in range(n)]
+        spawned.extend(made)
+        assert [one.read(START_SECONDS) for one in made] == ["ready"] * n
+        return made
 
-    return client
+    return clients
 
 
 def free_nbytes():
@@ -251,6 +250,14 @@ def baseline():
 pytestmark.append(pytest.mark.usefixtures("baseline", "spawned"))
 
 
+def ask_all(clients, right):
+    """Every question to all clients at once."""
+    for question, answer in right.items():
+        for client in clients:
+            client.tell(question)
+        assert [client.read() for client in clients] == [answer] * len(clients)
+
+
 def wait_for(condition, seconds=40.0):
     limit = time.monotonic() + seconds
     while not condition():
@@ -267,8 +274,7 @@ def states(run_dir):
 
 def test_clients_read_one_copy_bit_for_bit(start, join, run_dir, pack, right):
     start(pack.path)
-    before = free_nbytes()
-    clients = [join() for _ in range(3)]
+    clients = join(3)
     contexts = free_nbytes()
     told = [client.ask("attach bars").split() for client in clients]
     for alignment, attached, first, device in told:
@@ -276,13 +282,12 @@ def test_clients_read_one_copy_bit_for_bit(start, join, run_dir, pack, right):
         assert device == "cuda:0"
         # Kernels may have to be compiled or loaded the first time.
         assert float(attached) + float(first) < 30
-    for question, answer in right.items():
-        for client in clients:
-            assert client.ask(question) == answer
-    # Rows are 80 MB; tables and groups are each client's own.
+    ask_all(clients, right)
+    # Rows are 80 MB; spans, kernels and groups are each client's own.
     taken = contexts - free_nbytes()
     targets = 4 * N_ROWS
-    assert taken < 3 * (targets + 600 * MIB), f"{taken / MIB:.0f} MiB for three clients, {before} free before"
+    each = 3 * GatherStream(0).group_nbytes + 128 * MIB
+    assert taken < targets + 3 * each, f"{taken / MIB:.0f} MiB for three clients"
     assert states(run_dir) == ["live"] * 3
     # The same target is one table for all, on the host and on the GPU.
     assert asking.stats(run_dir / "s.sock").table_nbytes == 2 * targets
@@ -293,7 +298,7 @@ def test_clients_read_one_copy_bit_for_bit(start, join, run_dir, pack, right):
 
 def test_attaching_takes_milliseconds(start, join, pack):
     start(pack.path)
-    client = join()
+    [client] = join(1)
     client.ask("attach bars")
     client.ask("close")
     figures = []
@@ -307,7 +312,7 @@ def test_attaching_takes_milliseconds(start, join, pack):
 def test_small_packs_share_allocations_and_are_right_all_the_same(start, join, small, tmp_path):
     others = [stager.pack(made_up_bars(20_000 + 100 * k), tmp_path / f"other{k}.pack") for k in range(3)]
     start(small.path, *(other.path for other in others))
-    client = join()
+    [client] = join(1)
     import hashlib
 
     for made, name in ((small, "small"), *((other, other.path.stem) for other in others)):
@@ -327,7 +332,7 @@ def test_several_segments_are_shared_in_order(start, join, tmp_path):
     stager.pack(table.filter(half), path)
     stager.append(path, table.filter(~half))
     start(path)
-    client = join()
+    [client] = join(1)
     client.ask("attach two")
     whole = stager.open_pack(path)
     assert len(whole.parts) == 2
@@ -340,10 +345,10 @@ def test_the_gpu_is_found_by_uuid(start, join, pack, right):
     count = runtime.getDeviceCount()
     if count > 1:
         # cuda:0 of the server is another number for this client.
-        client = join(CUDA_VISIBLE_DEVICES=",".join(map(str, reversed(range(count)))))
+        [client] = join(1, CUDA_VISIBLE_DEVICES=",".join(map(str, reversed(range(count)))))
         assert client.ask("attach bars").split()[3] == f"cuda:{count - 1}"
     else:
-        client = join(CUDA_VISIBLE_DEVICES="0")
+        [client] = join(1, CUDA_VISIBLE_DEVICES="0")
         client.ask("attach bars")
     assert client.ask("checksum") == right["checksum"]
 
@@ -360,7 +365,7 @@ def test_without_a_gpu_a_client_maps_the_file(start, run_dir, pack):
 
 def test_what_a_client_writes_is_found(start, join, run_dir, pack):
     start(pack.path)
-    client = join()
+    [client] = join(1)
     client.ask("attach bars")
     command = [sys.executable, "-m", "stager.cli", "verify", "--resident", "bars", "--socket", str(run_dir / "s.sock")]
     whole = subprocess.run(command, capture_output=True, text=True, timeout=180)
@@ -377,7 +382,7 @@ def test_what_a_client_writes_is_found(start, join, run_dir, pack):
 
 def test_the_server_is_killed_while_eight_clients_read(start, join, run_dir, pack, right):
     server = start(pack.path)
-    clients = [join() for _ in range(8)]
+    clients = join(8)
     for client in clients:
         client.ask("attach bars")
     for client in clients:
@@ -387,12 +392,10 @@ def test_the_server_is_killed_while_eight_clients_read(start, join, run_dir, pac
     server.process.wait(30)
     for client in clients:
         assert int(client.read(120)) > 0
-    for client in clients:
-        assert client.ask("checksum") == right["checksum"]
-        assert client.ask("epoch 3") == right["epoch 3"]
+    ask_all(clients, right)
     # A new server takes the place, new clients, and none of the memory that the old clients read.
     start(pack.path)
-    new = join()
+    [new] = join(1)
     new.ask("attach bars")
     assert new.ask("checksum") == right["checksum"]
     assert clients[0].ask("checksum") == right["checksum"]
@@ -407,7 +410,7 @@ def test_the_server_is_killed_while_eight_clients_read(start, join, run_dir, pac
 
 def test_a_server_that_ends_in_order_leaves_clients_with_their_data(start, join, pack, right):
     server = start(pack.path)
-    client = join()
+    [client] = join(1)
     client.ask("attach bars")
     assert server.end() == 0
     assert client.ask("checksum") == right["checksum"]
@@ -430,7 +433,7 @@ def test_the_server_is_killed_while_it_stages(run_dir, spawned, tmp_path):
 
 def test_the_server_is_killed_while_clients_attach(start, join, pack):
     server = start(pack.path)
-    clients = [join() for _ in range(4)]
+    clients = join(4)
     for client in clients:
         client.tell("cycle bars 100000")
     time.sleep(3)
@@ -447,7 +450,7 @@ def test_the_server_is_killed_while_clients_attach(start, join, pack):
 
 def test_killed_and_stopped_clients_harm_nobody(start, join, run_dir, pack, right):
     start(pack.path)
-    clients = [join() for _ in range(4)]
+    clients = join(4)
     for client in clients:
         client.ask("attach bars")
         client.tell("spin 20")
@@ -481,7 +484,7 @@ def test_a_new_version_and_the_old_one_side_by_side(start, join, run_dir, tmp_pa
     first = stager.pack(made_up_bars(500_000), tmp_path / "moving.pack")
     one_digest = digest(first)
     start(first.path)
-    old, new = join(), join()
+    old, new = join(2)
     old.ask("attach moving")
     second = stager.pack(made_up_bars(700_000), tmp_path / "moving.pack", overwrite=True)
     new.ask("attach moving")
@@ -496,7 +499,7 @@ def test_a_new_version_and_the_old_one_side_by_side(start, join, run_dir, tmp_pa
 @pytest.mark.slow
 def test_a_thousand_attachments_leave_the_memory_as_it_was(start, join, run_dir, pack):
     start(pack.path)
-    client = join()
+    [client] = join(1)
     client.ask("cycle bars 20", 120)
     before = free_nbytes()
     assert client.ask("cycle bars 1000", 200) == "cycled"
