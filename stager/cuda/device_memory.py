@@ -16,7 +16,7 @@ def load(driver: Driver, nbytes: int, watch: Watch, remedy: str, copy: Callable[
 
     Returns
     -------
-    memory : one allocation of exactly `nbytes`
+    memory : one allocation
     path : str
         What `copy` returned.
 
@@ -37,7 +37,7 @@ def load(driver: Driver, nbytes: int, watch: Watch, remedy: str, copy: Callable[
 
 
 def allocate(driver: Driver, nbytes: int, watch: Watch, remedy: str) -> Any:
-    """One device allocation of exactly `nbytes`, checked against free memory first.
+    """One device allocation, checked against free memory first.
 
     Raises
     ------

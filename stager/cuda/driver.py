@@ -21,6 +21,8 @@ _PEER_ALREADY_READ = 704
 _THREADS = 256
 _MAX_BLOCKS = 1 << 16
 
+# Kernels read whole loads of so many bytes, also the last one of a memory.
+LOAD_NBYTES = 16
 # invalid value, out of memory, operating system, not permitted, not supported, already registered
 _REFUSALS = {1, 2, 304, 800, 801, 712}
 
@@ -81,10 +83,10 @@ class CudaDriver:
             return int(runtime.memGetInfo()[0])
 
     def allocate(self, nbytes: int) -> Any:
-        """One ``cudaMalloc`` of exactly `nbytes`; freed when the last array that points into it dies."""
+        """One ``cudaMalloc`` of `nbytes`, up to whole loads of a kernel; freed when the last array into it dies."""
         with relaxed(), cupy.cuda.Device(self.device):
             try:
-                memory = cupy.cuda.Memory(nbytes)
+                memory = cupy.cuda.Memory(-(-nbytes // LOAD_NBYTES) * LOAD_NBYTES)
             except runtime.CUDARuntimeError as error:
                 if error.status == _OUT_OF_MEMORY:
                     raise MemoryError(str(error)) from error

@@ -145,7 +145,8 @@ __device__ __forceinline__ void copy_window(u64 address, V *__restrict__ to, int
 }
 
 // The same where rows do not keep to 16 bytes, as five columns do not: `shift` floats lie before the window in its first
-// 16 bytes, and each lane puts together what it stores from two loads, of which the second is in the cache.
+// 16 bytes, and each lane puts together what it stores from two loads, of which the second is in the cache. The last one
+// may go beyond the window, but not beyond its memory, which is whole loads long (see LOAD_NBYTES in driver.py) or pages.
 struct Shifted {};
 __device__ __forceinline__ void copy_window(u64 address, float4 *__restrict__ to, int n, int k, int lanes, Shifted) {
     const int shift = (int)(address >> 2 & 3);
@@ -153,15 +154,7 @@ __device__ __forceinline__ void copy_window(u64 address, float4 *__restrict__ to
 #pragma unroll 4
     for (; k < n; k += lanes) {
         float4 a = __ldg(from + k), b = a;
-        if (shift && k + 1 < n) {
-            b = __ldg(from + k + 1);
-        } else if (shift) {
-            // Nothing is read beyond the window, which may be the last one of its memory.
-            const float *__restrict__ rest = (const float *)(from + k + 1);
-            b.x = __ldg(rest);
-            if (shift > 1) b.y = __ldg(rest + 1);
-            if (shift > 2) b.z = __ldg(rest + 2);
-        }
+        if (shift) b = __ldg(from + k + 1);
         if (shift == 1) a = {a.y, a.z, a.w, b.x};
         if (shift == 2) a = {a.z, a.w, b.x, b.y};
         if (shift == 3) a = {a.w, b.x, b.y, b.z};

@@ -56,6 +56,7 @@ class Driver(Protocol):
     def close_handle(self, device: int, ptr: int) -> None: ...
 
 
+_LIBRARY = "libcuda.so.1"
 _int_p = ctypes.POINTER(ctypes.c_int)
 # What the driver's calls take; each gives a CUresult, an int. Devices are ints, device pointers 64 bits.
 _TAKES = {
@@ -69,7 +70,7 @@ _TAKES = {
 
 def _library() -> Any:
     try:
-        library = ctypes.CDLL("libcuda.so.1")
+        library = ctypes.CDLL(_LIBRARY)
     except OSError as error:
         raise DeviceError("the NVIDIA driver (libcuda.so.1) is missing; attach with device='cpu'") from error
     for name, takes in _TAKES.items():

@@ -96,8 +96,9 @@ def test_an_allocation_without_memory_is_a_memory_error(fake, monkeypatch):
 def test_allocations_are_counted(fake, monkeypatch):
     monkeypatch.setattr(driver.cupy.cuda, "Memory", lambda nbytes: ("memory", nbytes))
     one = CudaDriver(0)
-    assert one.allocate(7) == ("memory", 7)
-    assert one.n_allocations == 1
+    # The kernels' loads take whole 16 bytes, the last one of a memory too.
+    assert [one.allocate(nbytes) for nbytes in (7, 16, 17)] == [("memory", 16), ("memory", 16), ("memory", 32)]
+    assert one.n_allocations == 3
 
 
 def test_one_memory_for_both_is_noticed(fake):

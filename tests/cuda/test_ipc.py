@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import shutil
+import subprocess
 import uuid
 from pathlib import Path
 
@@ -17,6 +20,7 @@ from stager.cuda import ipc  # noqa: E402
 from stager.cuda.ipc import CudaIpc, Handle, Mapping, array_of, device_of, export  # noqa: E402
 from stager.errors import DeviceError, StagingError  # noqa: E402
 
+COMPILER = shutil.which("gcc") or shutil.which("clang")
 MINE, OTHER = (f"GPU-{uuid.UUID(int=n)}" for n in (1, 2))
 
 
@@ -160,29 +164,35 @@ class Runtime:
         return call
 
 
-class Library:
-    """Stands in for libcuda."""
+# libcuda with two devices and one allocation far above 4 GiB; it tells nothing before cuInit. Prototypes as in cuda.h.
+LIBRARY = """
+#include <stddef.h>
+static int status, ready;
+void set_status(int value) { status = value; ready = 0; }
+int cuInit(unsigned int flags) { ready = !status && !flags; return status; }
+int cuDeviceGetCount(int *count) { *count = 2; return ready ? 0 : 3; }
+int cuDeviceGet(int *device, int ordinal) { *device = 10 + ordinal; return ready && ordinal < 2 ? 0 : 101; }
+int cuDeviceGetUuid_v2(char *uuid, int device) {
+    for (int k = 0; k < 15; ++k) uuid[k] = 0;
+    uuid[15] = device - 9;
+    return ready && device >= 10 && device < 12 ? 0 : 101;
+}
+int cuMemGetAddressRange_v2(unsigned long long *base, size_t *size, unsigned long long ptr) {
+    *base = 0x7f0000005000, *size = 0x300000000;
+    return ptr >= *base && ptr - *base < *size ? 0 : 1;
+}
+"""
 
-    status = 0
 
-    def cuInit(self, flags):
-        return self.status
-
-    def cuDeviceGetCount(self, count):
-        count._obj.value = 2
-        return 0
-
-    def cuDeviceGet(self, device, ordinal):
-        device._obj.value = ordinal
-        return 0
-
-    def cuDeviceGetUuid_v2(self, found, device):
-        found.raw = uuid.UUID(int=device.value + 1).bytes
-        return 0
-
-    def cuMemGetAddressRange_v2(self, base, size, ptr):
-        base._obj.value, size._obj.value = 0x5000, 4096
-        return 0 if 0x5000 <= ptr.value < 0x6000 else 1
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    if COMPILER is None:
+        pytest.skip("no C compiler")
+    source = tmp_path_factory.mktemp("driver") / "cuda.c"
+    source.write_text(LIBRARY)
+    made = source.with_suffix(".so")
+    subprocess.run([COMPILER, "-shared", "-fPIC", source, "-o", made], check=True)
+    return made
 
 
 def failing(status):
@@ -193,10 +203,10 @@ def failing(status):
 
 
 @pytest.fixture
-def fake(monkeypatch):
+def fake(monkeypatch, library):
     made = Runtime()
     monkeypatch.setattr(ipc, "runtime", made)
-    monkeypatch.setattr(ipc, "_library", Library)
+    monkeypatch.setattr(ipc, "_LIBRARY", str(library))
     monkeypatch.setattr(ipc, "relaxed", contextlib.nullcontext)
     monkeypatch.setattr(ipc.cupy.cuda, "Device", lambda device: contextlib.nullcontext())
     return made
@@ -236,15 +246,17 @@ def test_failures_of_the_driver_say_what_to_do(fake):
         one.synchronize(0)
 
 
-def test_the_driver_itself_tells_uuids_and_allocations(fake, monkeypatch):
+def test_the_driver_itself_tells_uuids_and_allocations(fake, library):
     one = CudaIpc()
-    assert one.address_range(0, 0x5200) == (0x5000, 4096)
+    assert one.address_range(0, 0x7F0000005200) == (0x7F0000005000, 0x300000000)
     assert fake.calls == [("free", 0)]
-    with pytest.raises(StagingError, match=r"knows no allocation at 0x7000 \(CUDA error 1\)"):
-        one.address_range(0, 0x7000)
-    monkeypatch.setattr(Library, "status", 100)
+    with pytest.raises(StagingError, match=r"knows no allocation at 0x5200 \(CUDA error 1\)"):
+        one.address_range(0, 0x5200)
+    ctypes.CDLL(str(library)).set_status(100)
     with pytest.raises(DeviceError, match=r"does not tell which GPUs there are \(CUDA error 100\)"):
         one.uuids()
+    ctypes.CDLL(str(library)).set_status(0)
+    assert one.uuids() == [MINE, OTHER]
 
 
 @pytest.mark.skipif(Path("/dev/nvidia0").exists(), reason="there is a driver")

@@ -104,7 +104,7 @@ def test_both_paths_bring_every_row_in_one_allocation(pack, monkeypatch, allocat
         assert resident.path == ("registered" if n_cores < upload.RING_CORES else "pinned ring")
         assert resident.placement == "device"
         assert resident.n_allocations == 1
-        assert allocations == [pack.rows.nbytes]
+        assert allocations == [-(-pack.rows.nbytes // 16) * 16]
         assert resident.rows.data.ptr % 256 == 0
         assert resident.rows.flags.c_contiguous
         assert same(resident.rows, np.asarray(pack.rows))
