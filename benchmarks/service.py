@@ -315,7 +315,7 @@ def main() -> None:
         def note(made: dict[str, Any]) -> None:
             """Keep each as it is measured, so that a run that is ended leaves what it has."""
             if "together" in made:
-                made["of_ceiling"] = made["together"] * one_sample / copied
+                made["of_copy"] = made["together"] * one_sample / copied
             rows.append(made)
             save("service", {f"Trainers, {gib:.3g} GiB {where}": rows})
             print({key: round(value, 4) if isinstance(value, float) else value for key, value in made.items()})

@@ -45,11 +45,12 @@ def seconds(value: float) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows of one result table as Markdown."""
     extra = [key for key in HEADINGS if any(key in row for row in rows)]
-    lines = [
-        "| | median | least to most, n | " + " | ".join(HEADINGS[key] for key in extra) + " |",
-        "| --- " * (3 + len(extra)) + "|",
-    ]
+    headings = ["", "median", "least to most, n", *(HEADINGS[key] for key in extra)]
+    lines = ["| " + " | ".join(headings).lstrip() + " |", "| --- " * len(headings) + "|"]
     for row in rows:
+        if "seconds" not in row:
+            lines.append("| " + " | ".join([row["name"], why_not(row), *[""] * (len(headings) - 2)]) + " |")
+            continue
         known = row["min"] is not None
         spread = (f"{seconds(row['min'])} to {seconds(row['max'])}, " if known else "not kept, ") + str(row["n"])
         cells = [_shown(key, row[key]) if key in row else "" for key in extra]

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stager.batches.batch import About
-from stager.batches.ranks import Ranks
-from stager.errors import ConfigError, SampleError
+from stager.batches.ranks import Ranks, check_ranks
+from stager.errors import SampleError
 from stager.packs.layout import Pack
 from stager.samples.index import SampleIndex
 from stager.samples.order import DEFAULT_BLOCK, Order
@@ -49,8 +49,7 @@ class EpochOptions:
         size = self.batch_size
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or not 0 < size < _MOST_POSITIONS:
             raise SampleError(f"batch_size is {size!r}; it must be an integer of at least 1 sample")
-        if not isinstance(self.ranks, Ranks):
-            raise ConfigError(f"ranks is {self.ranks!r}; give Ranks(rank, world_size) or Ranks.from_env()")
+        check_ranks(self.ranks)
         if self.global_batch >= _MOST_POSITIONS:
             raise SampleError(
                 f"batch_size {size} on {self.ranks.world_size} ranks; a batch of all ranks has less than 2**62 samples"

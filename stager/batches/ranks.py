@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -169,3 +170,14 @@ def _refuse_contradiction(ranks: Ranks, environ: Mapping[str, str]) -> None:
                 f"RANK={ranks.rank} and WORLD_SIZE={ranks.world_size}, but {other.rank}={rank} and "
                 f"{other.size}={size}; unset those that are not of this training, or give Ranks(rank, world_size)"
             )
+
+
+def check_ranks(ranks: Any) -> None:
+    """Refuse what is no rank.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not isinstance(ranks, Ranks):
+        raise ConfigError(f"ranks is {ranks!r:.80}; give Ranks(rank, world_size) or Ranks.from_env()")

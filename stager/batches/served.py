@@ -12,7 +12,7 @@ from stager.batches.epochs import EpochOptions, Epochs, Last, Shuffle
 from stager.batches.frameworks import Framework, check_framework
 from stager.batches.gathers import Arrays, Gather, consumer_streams, make_gather
 from stager.batches.graph import GraphSource, graph_source
-from stager.batches.position import go_on, state_of
+from stager.batches.position import begin_of, go_on, state_of
 from stager.batches.ranks import Ranks
 from stager.batches.resident import Resident
 from stager.batches.stats import ServingStats
@@ -188,7 +188,7 @@ class Served:
         SampleError
             If there is no such place.
         """
-        return state_of(self._epochs, self.resident.pack.fingerprint, epoch, next_batch)
+        return state_of(self._begin, len(self), epoch, next_batch)
 
     def resume(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """Where to go on: ``epoch, start = st.resume(state)``, and ``st.batches(epoch, start=start)`` serves what the
@@ -205,7 +205,7 @@ class Served:
         SampleError
             If data, order, global batch, seed, or what is served are others than those of the state, naming which.
         """
-        return go_on(self._epochs, self.resident.pack.fingerprint, state)
+        return go_on(self._begin, len(self), state)
 
     def sample_id(self, epoch: int, batch: int, sample: int) -> int:
         """The sample at a place of an epoch, 0..n_samples-1.
@@ -233,6 +233,10 @@ class Served:
         window = rows[decision - self._index.window + 1 : decision + 1 : self._index.dilation]
         panel = self.resident.pack.manifest.panel
         return window if panel is None else window.reshape(self.window, len(panel.symbols), -1)
+
+    @property
+    def _begin(self) -> dict[str, Any]:
+        return begin_of(self._epochs, self.resident.pack.fingerprint)
 
     def _schedule(self, epoch: int) -> Schedule:
         self._check_open()

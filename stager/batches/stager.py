@@ -14,6 +14,7 @@ from stager.batches.batch import Batch
 from stager.batches.configured import read_configuration
 from stager.batches.epochs import EpochOptions, Last, Sampling, Shuffle
 from stager.batches.folds import Fold
+from stager.batches.frameworks import Framework
 from stager.batches.provenance import locate, newest, to_table
 from stager.batches.ranks import Ranks
 from stager.batches.resident import PackSource, Placement, Resident, stage, stage_as
@@ -219,10 +220,15 @@ class Stager(Served):
         folds = cut_folds(self._pack, self._index, self._about.ends, scheme)
         return [Fold(self._pack, self._index, fold, scheme, self._part) for fold in folds]
 
-    def latest(self) -> Batch:
+    def latest(self, *, to: Framework | None = None) -> Batch:
         """The newest window of every symbol that has one, as one batch in the order of the symbols.
 
         ``batch.times`` tells how new each is. Windows end at the newest bars only with ``target=None``.
+
+        Parameters
+        ----------
+        to : {"torch", "jax", "numpy"}, optional
+            As in :meth:`batches`.
 
         Raises
         ------
@@ -231,7 +237,7 @@ class Stager(Served):
         """
         self._check_open()
         made = self._part(newest(self._pack, self._index, self.target), "", "latest")
-        (batch,) = made.batches()
+        (batch,) = made.batches(to=to)
         made.close()
         return batch
 

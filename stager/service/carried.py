@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from stager.batches.configured import BatchOptions
-from stager.batches.ranks import Ranks
+from stager.batches.ranks import Ranks, check_ranks
 from stager.batches.stager import Stager
 from stager.config import resolve
 from stager.errors import ConfigError, SampleError, ServiceError
@@ -27,7 +27,7 @@ from stager.samples.labelling import as_targets
 from stager.samples.labels import Labels
 from stager.samples.normalize import Normalize, as_normalize
 from stager.samples.schemes import SCHEMES, Scheme
-from stager.samples.select import Select, nanoseconds
+from stager.samples.select import Select, check_select, nanoseconds
 from stager.samples.tables import read_table
 from stager.samples.targets import Target
 from stager.service.protocol import Serving
@@ -74,10 +74,8 @@ def asked(name: str, arguments: Mapping[str, Any]) -> tuple[Serving, Ranks, dict
                 f"{place} is {value!r}; rows lie where the service staged them (stager serve --device), so leave it out"
             )
     target, select, ranks = told.pop("target"), told.pop("select"), told.pop("ranks")
-    if not isinstance(ranks, Ranks):
-        raise ConfigError(f"ranks is {ranks!r}; give Ranks(rank, world_size) or Ranks.from_env()")
-    if not isinstance(select, Select):
-        raise SampleError(f"select is {select!r}; give a Select(...)")
+    check_ranks(ranks)
+    check_select(select)
     tables: dict[str, bytes] = {}
     targets: list[Any] = [_fields(one, tables) for one in as_targets(target)]
     normalize, weights = told.pop("normalize"), told.pop("weights")

@@ -162,7 +162,8 @@ class TablePart(Message, frozen=True):
 
 class Ticket(Message, frozen=True):
     """Batches ``first : stop`` of an epoch for one rank; `fingerprint` is of the data that they are to be of. With
-    `facts` what a batch tells of its samples when asked, without the batch itself."""
+    `facts` what a batch tells of its samples when asked, without the batch itself; with `latest` the one batch of the
+    newest windows instead."""
 
     serving: Serving
     fingerprint: Id
@@ -171,6 +172,7 @@ class Ticket(Message, frozen=True):
     stop: Count
     rank: Count = 0
     facts: bool = False
+    latest: bool = False
 
 
 # ---------------------------------------------------------------------------------- answers
@@ -239,7 +241,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 class Opened(msgspec.Struct, frozen=True):
     """What is served: batches of an epoch, and the shape of one sample. `y_shape` is None without a target; `symbols`
-    are those of a panel; `folds` the numbers of samples of each fold, where a scheme was asked for."""
+    are those of a panel; `begin` is the state before the first batch, see :meth:`stager.Stager.state_dict`; `folds` are
+    the numbers of samples of each fold, where a scheme was asked for."""
 
     fingerprint: str
     n_batches: int
@@ -248,7 +251,8 @@ class Opened(msgspec.Struct, frozen=True):
     x_shape: list[int]
     y_shape: list[int] | None
     mask_shape: list[int] | None
-    symbols: list[str] | None = None
+    symbols: list[str] | None
+    begin: dict[str, Any]
     folds: list[dict[str, int]] | None = None
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from pyarrow import flight
 
 from stager.batches.frameworks import Framework, check_framework, hand_out
+from stager.batches.position import go_on, state_of
 from stager.errors import ConfigError, SampleError, ServiceError
 from stager.service.carried import asked, asked_split
 from stager.service.client import as_error
@@ -65,6 +67,7 @@ class RemoteBatch:
     valid: npt.NDArray[np.bool_]
     y_valid: npt.NDArray[np.bool_] | None
     _stager: RemoteStager = field(repr=False)
+    _latest: bool = field(repr=False)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -91,7 +94,7 @@ class RemoteBatch:
 
     @cached_property
     def _facts(self) -> Any:
-        (facts,) = self._stager._read(self.epoch, self.number, self.number + 1, facts=True)
+        (facts,) = self._stager._read(self.epoch, self.number, self.number + 1, facts=True, latest=self._latest)
         return facts
 
 
@@ -282,27 +285,50 @@ class RemoteStager:
             raise SampleError(f"batches {start} to {end} of epoch {epoch} are out of range; there are {len(self)}")
         return self._batches(epoch, start, end, to)
 
+    def latest(self, *, to: Framework | None = None) -> RemoteBatch:
+        """The newest window of every symbol, as :meth:`stager.Stager.latest` gives it, of the data of this Stager: of
+        bars that come later another one tells.
+
+        Raises
+        ------
+        SampleError
+            With a target.
+        NoServiceError, ServiceError
+        """
+        check_framework(to)
+        (record,) = self._read(0, 0, 1, latest=True)
+        return self._batch(0, 0, record, to, latest=True)
+
+    def state_dict(self, epoch: int, next_batch: int) -> dict[str, Any]:
+        """Where a training is, as :meth:`stager.Stager.state_dict` tells it; either goes on from the other's."""
+        return state_of(self._opened.begin, len(self), epoch, next_batch)
+
+    def resume(self, state: Mapping[str, Any]) -> tuple[int, int]:
+        """Where to go on, as :meth:`stager.Stager.resume` tells it: the epoch, and its next batch."""
+        return go_on(self._opened.begin, len(self), state)
+
     def _batches(self, epoch: int, start: int, end: int, to: Framework | None) -> Iterator[RemoteBatch]:
         nbytes = 4 * self._serving.batches["batch_size"] * int(np.prod(self._opened.x_shape))
         step = max(1, _REQUEST_NBYTES // nbytes)
-        waiting: deque[Future[list[Any]]] = deque()
-        firsts: deque[int] = deque()
+        starts = iter(range(start, end, step))
+        waiting: deque[tuple[int, Future[list[Any]]]] = deque()
         with ThreadPoolExecutor(1, "stager-remote") as pool:
             try:
-                for first in range(start, end, step):
-                    waiting.append(pool.submit(self._read, epoch, first, min(first + step, end)))
-                    firsts.append(first)
-                    if len(waiting) > _AHEAD:
-                        yield from self._handed_out(epoch, firsts.popleft(), waiting.popleft().result(), to)
-                while waiting:
-                    yield from self._handed_out(epoch, firsts.popleft(), waiting.popleft().result(), to)
+                while True:
+                    for first in islice(starts, _AHEAD + 1 - len(waiting)):
+                        waiting.append((first, pool.submit(self._read, epoch, first, min(first + step, end))))
+                    if not waiting:
+                        return
+                    first, found = waiting.popleft()
+                    for number, record in enumerate(found.result(), first):
+                        yield self._batch(epoch, number, record, to)
             finally:
-                for future in waiting:
+                for _, future in waiting:
                     future.cancel()
 
-    def _read(self, epoch: int, first: int, stop: int, *, facts: bool = False) -> list[Any]:
+    def _read(self, epoch: int, first: int, stop: int, *, facts: bool = False, latest: bool = False) -> list[Any]:
         """Record batches, all of those that are asked for."""
-        ticket = Ticket(self._serving, self._opened.fingerprint, epoch, first, stop, self.ranks.rank, facts)
+        ticket = Ticket(self._serving, self._opened.fingerprint, epoch, first, stop, self.ranks.rank, facts, latest)
         try:
             found = self._get(ticket)
         except flight.FlightError as error:
@@ -320,11 +346,7 @@ class RemoteStager:
     def _get(self, ticket: Ticket) -> list[Any]:
         return [chunk.data for chunk in self._client.do_get(flight.Ticket(encode(ticket)), self._options)]
 
-    def _handed_out(self, epoch: int, first: int, records: list[Any], to: Framework | None) -> Iterator[RemoteBatch]:
-        for number, record in enumerate(records, first):
-            yield self._batch(epoch, number, record, to)
-
-    def _batch(self, epoch: int, number: int, record: Any, to: Framework | None) -> RemoteBatch:
+    def _batch(self, epoch: int, number: int, record: Any, to: Framework | None, latest: bool = False) -> RemoteBatch:
         told = self._opened
         x = _part(record, "x", told.x_shape)
         y = None if told.y_shape is None else _part(record, "y", told.y_shape)
@@ -333,7 +355,7 @@ class RemoteStager:
             epoch, number, hand_out(x, to, bfloat16=self._bfloat16),
             None if y is None else hand_out(y, to), None if mask is None else hand_out(mask, to),
             record.column("sample").to_numpy(), record.column("time").to_numpy().view("datetime64[ns]"),
-            record.column("valid").to_numpy().view(bool), None if y is None else ~np.isnan(y), self,
+            record.column("valid").to_numpy().view(bool), None if y is None else ~np.isnan(y), self, latest,
         )  # fmt: skip
 
     def close(self) -> None:

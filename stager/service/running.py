@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import re
@@ -28,6 +29,8 @@ log = logging.getLogger("stager.service")
 _ATTACHING_SECONDS = 5.0
 _CALLS_SECONDS = 3.0
 _STREAMS_SECONDS = 20.0
+# After which a process that should have ended tells where it hangs, and ends all the same.
+_END_SECONDS = 45.0
 
 
 def name_packs(texts: Sequence[str]) -> dict[str, Path]:
@@ -111,12 +114,14 @@ def serve(
             signals.raises = False
             ready(service)
             told = signals.wait()
+            faulthandler.dump_traceback_later(_END_SECONDS, exit=True)
             log.warning("%s: the service takes no new clients and ends", told)
             return _drain(service, server, listener, signals)
         finally:
             if endpoint is not None:
                 endpoint.close()
             service.close()
+            faulthandler.cancel_dump_traceback_later()
 
 
 def leave(clean: bool) -> None:

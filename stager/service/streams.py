@@ -91,7 +91,10 @@ class Streams:
                 return None
             served = self._of(ticket.serving, current)
         part = served.part(ticket.rank, ticket.serving.fold)
-        if not ticket.first < ticket.stop <= part.opened.n_batches:
+        if ticket.latest:
+            if (ticket.first, ticket.stop) != (0, 1):
+                raise ServiceError(f"the ticket is for latest batches {ticket.first} to {ticket.stop}; there is one")
+        elif not ticket.first < ticket.stop <= part.opened.n_batches:
             raise ServiceError(
                 f"the ticket is for batches {ticket.first} to {ticket.stop}; an epoch has batches 0 to "
                 f"{part.opened.n_batches - 1}"
@@ -154,7 +157,11 @@ class Streams:
         with self._lock:
             served.n_readers += 1
         try:
-            batches = part.stager.batches(ticket.epoch, start=ticket.first, to="numpy")
+            if ticket.latest:
+                _check_batch(part.stager, part.stager.resident.pack.manifest.n_symbols)
+                batches = iter([part.stager.latest(to="numpy")])
+            else:
+                batches = part.stager.batches(ticket.epoch, start=ticket.first, to="numpy")
             for _, batch in zip(range(ticket.first, ticket.stop), batches, strict=False):
                 if ticket.facts:
                     yield part.facts(batch)
@@ -232,13 +239,13 @@ class _Part:
     def __init__(self, stager: Stager, bfloat16: bool) -> None:
         self.stager, self._bfloat16 = stager, bfloat16
         pack = stager.resident.pack
-        _check_batch(stager)
+        _check_batch(stager, stager.batch_size if stager.last == "pad" else min(stager.batch_size, stager.n_samples))
         batch = next(iter(stager.batches(to="numpy")))
         shapes = [None if part is None else list(part.shape[1:]) for part in (batch.x, batch.y, batch.mask)]
         panel = pack.manifest.panel
         self.opened = Opened(
             pack.fingerprint, len(stager), stager.n_samples, list(stager.plan.columns),
-            shapes[0] or [], shapes[1], shapes[2], None if panel is None else batch.symbols,
+            shapes[0] or [], shapes[1], shapes[2], None if panel is None else batch.symbols, stager.state_dict(0, 0),
         )  # fmt: skip
         self._of_panel = panel is not None
         self.schema = self.as_record(batch).schema
@@ -277,10 +284,9 @@ class _Part:
         return pa.RecordBatch.from_pydict(arrays)
 
 
-def _check_batch(stager: Stager) -> None:
+def _check_batch(stager: Stager, size: int) -> None:
     """Refuse batches that no message should hold."""
     n_columns = stager.resident.rows.shape[1]
-    size = stager.batch_size if stager.last == "pad" else min(stager.batch_size, stager.n_samples)
     if (nbytes := 4 * size * stager.window * n_columns) > _MOST_BATCH_NBYTES:
         raise ServiceError(
             f"a batch of {size:,} windows of {stager.window:,} rows has {format_nbytes(nbytes)}; at most "

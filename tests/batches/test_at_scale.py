@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stager.batches.epochs import EpochOptions, Epochs
-from stager.batches.position import go_on, state_of
+from stager.batches.position import begin_of, go_on, state_of
 from stager.batches.ranks import Ranks
 from stager.samples.schedule import Schedule
 
@@ -106,10 +106,10 @@ def test_a_training_goes_on_with_other_ranks(place: float, before: int, after: i
     first = epochs(N_SAMPLES, before - 1, before, batch_size=shared // before)
     n_batches = len(first)
     batch = min(n_batches - 1, round(place * n_batches))
-    state = state_of(first, "data", 11, batch)
+    state = state_of(begin_of(first, "data"), len(first), 11, batch)
     rank, inside = divmod(at, shared // after)
     second = epochs(N_SAMPLES, rank, after, batch_size=shared // after)
-    assert go_on(second, "data", state) == (11, batch)
+    assert go_on(begin_of(second, "data"), len(second), state) == (11, batch)
     old_rank, old_inside = divmod(at, shared // before)
     old = epochs(N_SAMPLES, old_rank, before, batch_size=shared // before)
     assert second.schedule(11).sample_id(batch, inside) == old.schedule(11).sample_id(batch, old_inside)

@@ -107,7 +107,8 @@ class Spawned:
     def __init__(self, command, socket, **environment):
         self.process = subprocess.Popen(
             [sys.executable, "-u", *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, env=os.environ | {"STAGER_SERVICE_SOCKET": str(socket)} | environment,
+            text=True,
+            env=os.environ | {"STAGER_SERVICE_SOCKET": str(socket), "PYTHONFAULTHANDLER": "1"} | environment,
         )  # fmt: skip
         self.lines = queue.Queue()
         self.errors = []
@@ -155,7 +156,13 @@ class Spawned:
 
     def end(self, number=signal.SIGTERM):
         self.process.send_signal(number)
-        code = self.process.wait(60)
+        try:
+            code = self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # tells where its threads are, see PYTHONFAULTHANDLER
+            self.process.wait(30)
+            time.sleep(0.5)
+            raise AssertionError(f"it did not end: {''.join(self.errors)[-6000:]}") from None
         for reader in self.readers:
             reader.join(10)
         return code
@@ -428,7 +435,7 @@ def test_the_server_is_killed_while_it_stages(run_dir, spawned, tmp_path):
     one = Spawned(["-m", "stager.cli", "serve", str(pack.path), "--device", "cuda:0"], run_dir / "s.sock")
     spawned.append(one)
     one.until("serving on")
-    assert one.end() == 0
+    assert one.end() == 0, "".join(one.errors)[-6000:]
 
 
 def test_the_server_is_killed_while_clients_attach(start, join, pack):

@@ -216,6 +216,32 @@ print(n[True], flush=True)
         assert "Traceback" not in told
 
 
+def test_an_end_that_hangs_says_where_and_is_an_end_all_the_same(run_dir, pack_path, processes):
+    script = """
+import sys, time
+from stager.service import running
+running._END_SECONDS = 1.0
+def hang_here(self):
+    time.sleep(60)
+running.Service.close = hang_here
+running.serve(
+    running.name_packs([sys.argv[1]]), device="cpu", socket=sys.argv[2], ready=lambda _: print("ready", flush=True)
+)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(pack_path), str(run_dir / "s.sock")],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        _, told = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "in hang_here" in told
+
+
 def test_a_server_is_killed_or_told_to_end_while_staging(run_dir, pack_path, tmp_path, processes):
     script = """
 import sys, time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import ipaddress
+import json
 import re
 import threading
 
@@ -14,7 +15,7 @@ from pyarrow import flight
 from service_fixtures import Served, serving
 
 import stager
-from stager import Ranks, Select, Stager, Target
+from stager import Ranks, Select, Stager, Target, WalkForward
 from stager.errors import ConfigError, NoServiceError, SampleError, ServiceError
 from stager.service import listening, protocol, streams
 from stager.service.listening import Listener, is_loopback, read_listen
@@ -67,6 +68,57 @@ def test_streamed_batches_are_those_of_a_stager_bit_for_bit(url, pack_path, opti
         some = [batch.number for batch in remote.batches(2, start=3, stop=5)]
         assert some == [3, 4]
         assert list(remote.batches(2, start=len(remote))) == []
+
+
+def test_a_training_goes_on_from_the_state_of_either(url, pack_path):
+    options = {"window": 16, "target": Target("close", horizon=5), "batch_size": 64, "seed": 3, "dtype": "float16"}
+    scheme = WalkForward(3)
+    with (
+        RemoteStager(url, "prices", token=TOKEN, **options) as remote,
+        Stager(pack_path, device="cpu", **options) as own,
+    ):
+        pairs = [
+            (remote, own),
+            *((r.train, o.train) for r, o in zip(remote.split(scheme), own.split(scheme), strict=True)),
+        ]
+        for theirs, mine in pairs:
+            states = [one.state_dict(4, np.int64(2)) for one in (theirs, mine)]
+            assert states[0] == states[1] == json.loads(json.dumps(states[0]))
+            assert theirs.resume(states[1]) == mine.resume(states[0]) == (4, 2)
+            assert theirs.resume(mine.state_dict(4, len(mine))) == (5, 0)
+        with pytest.raises(SampleError, match="next_batch is 1000000; it must be an integer from 0 to"):
+            remote.state_dict(0, 1_000_000)
+        with pytest.raises(SampleError, match="the training was of another seed: 4, and this Stager has 3"):
+            remote.resume(own.state_dict(0, 0) | {"seed": 4})
+        with pytest.raises(SampleError, match="digest of window, target, selection"):
+            pairs[1][0].resume(own.state_dict(0, 0) | {"n_samples": pairs[1][1].n_samples})
+
+
+def test_the_newest_windows_are_those_of_a_stager(url, pack_path):
+    options = {"window": 16, "batch_size": 7, "normalize": "zscore"}
+    with (
+        RemoteStager(url, "prices", token=TOKEN, **options) as remote,
+        Stager(pack_path, device="cpu", **options) as own,
+    ):
+        theirs, mine = remote.latest(), own.latest()
+        assert np.array_equal(theirs.x.view(np.uint32), mine.x.view(np.uint32))
+        assert len(theirs) == len(mine) > 1
+        assert (theirs.y, theirs.symbols, theirs.epoch, theirs.number) == (None, mine.symbols, 0, 0)
+        assert np.array_equal(theirs.times, mine.times)
+        assert np.array_equal(theirs.weight, mine.weight)
+    with (
+        RemoteStager(url, "prices", token=TOKEN, **options, target=Target(horizon=2)) as remote,
+        pytest.raises(SampleError, match="latest\\(\\) is for a Stager with target=None"),
+    ):
+        remote.latest()
+
+
+def test_the_newest_windows_too_may_be_too_many(url, monkeypatch):
+    with RemoteStager(url, "prices", token=TOKEN, window=16, batch_size=1) as remote:
+        next(remote.batches())
+        monkeypatch.setattr(streams, "_MOST_BATCH_NBYTES", 4 * 16 * 5)
+        with pytest.raises(ServiceError, match=r"a batch of \d windows of 16 rows has"):
+            remote.latest()
 
 
 def test_a_panel_is_streamed_with_its_mask(service, url, pack_path, tmp_path):
