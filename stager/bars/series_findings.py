@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stager.bars.facts import BREAK, Facts
-from stager.bars.findings import Finding, Place, Severity, counted, named, share, stamps
+from stager.bars.findings import Check, Finding, Place, Severity, counted, named, share, stamps
 from stager.bars.gaps import Gaps
 from stager.bars.interval import DAY
 from stager.bars.jumps import describe
@@ -104,16 +104,11 @@ class _Words:
         found = self.facts.not_positive
         if found.first is None:
             return Finding(check="signs", severity="fine", text="all prices are above zero", n_of=self.n_bars)
-        place = self._place(*found.first)
-        return Finding(
-            check="signs",
-            severity="warning",
-            text=f"{share(found.n, self.n_bars)} of {self._symbols(found)} have a price of zero or below, down to "
-            f"{self.facts.lowest:g}, first {place.words}",
-            remedy="they are legal; returns and log returns are refused there, so such samples are left out",
-            n=found.n,
-            n_of=self.n_bars,
-            places=[place],
+        return self._warning(
+            "signs",
+            found,
+            f"have a price of zero or below, down to {self.facts.lowest:g}",
+            "they are legal; returns and log returns are refused there, so such samples are left out",
         )
 
     def volume(self) -> Finding:
@@ -153,16 +148,11 @@ class _Words:
         """Bars whose volume is below zero, which some vendors write for a volume that they don't know."""
         found = self.facts.negative_volume
         if found.first is not None:
-            place = self._place(*found.first)
-            yield Finding(
-                check="volume",
-                severity="warning",
-                text=f"{share(found.n, self.n_bars)} of {self._symbols(found)} have a volume below 0, first "
-                f"{place.words}",
-                remedy="that mostly means that it is not known: leave the column out, or the bars",
-                n=found.n,
-                n_of=self.n_bars,
-                places=[place],
+            yield self._warning(
+                "volume",
+                found,
+                "have a volume below 0",
+                "that mostly means that it is not known: leave the column out, or the bars",
             )
 
     def jumps(self) -> Finding:
@@ -240,6 +230,20 @@ class _Words:
             f"longest for {int(lengths[longest]) // DAY:,} after {place.words}"
         )
         return text, severity, [place]
+
+    def _warning(self, check: Check, found: Counted, what: str, remedy: str) -> Finding:
+        """Of bars that there are: how many, of which symbols, and the first."""
+        assert found.first is not None
+        place = self._place(*found.first)
+        return Finding(
+            check=check,
+            severity="warning",
+            text=f"{share(found.n, self.n_bars)} of {self._symbols(found)} {what}, first {place.words}",
+            remedy=remedy,
+            n=found.n,
+            n_of=self.n_bars,
+            places=[place],
+        )
 
     def _named(self, numbers: Sequence[int] | Int64) -> str:
         return named([self.facts.symbols[number] for number in numbers])

@@ -326,29 +326,18 @@ def _stage_on_gpu(
         )
     started = time.perf_counter()
     ahead, remedy = read_ahead(pack) if mapped else None, "use placement='host', or select fewer rows"
-    if placement == "host":
+    if placement != "device":
         check_in_place(pack)
+    if placement == "host":
         check_host(pack.rows_nbytes)
         array, memory, path = staging.in_place(np.asarray(pack.rows), driver, watch, read_only=mapped)
-    elif placement == "spread":
-        check_in_place(pack)
-        array, memory, path = staging.spread(
-            np.asarray(pack.rows),
-            driver,
-            watch,
-            fill=pack.parts[0].file.read if pack.parts else None,
-            read_ahead=ahead,
-            read_only=mapped,
-            n_cores=thread_count(),
-            remedy=remedy,
-        )
-    elif isinstance(held, Joined):
+    elif isinstance(held, Joined) and placement == "device":
         shape = pack.n_rows, len(pack.columns)
         array, memory, path = staging.to_device_in_order(
             held.read, shape, sources, places, driver, watch, read_ahead=ahead, n_cores=thread_count(), remedy=remedy
         )
     else:
-        array, memory, path = staging.to_device(
+        array, memory, path = (staging.spread if placement == "spread" else staging.to_device)(
             np.asarray(pack.rows),
             driver,
             watch,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
 
 from stager.errors import PackError
 from stager.packs.layout import Pack, open_pack
@@ -19,6 +24,16 @@ def check_out(out: str | Path | None, overwrite: bool) -> None:
 def beside(path: Path, key: str) -> Path:
     """The place of a derived pack, ``bars-0f3c....pack`` of ``bars.pack``."""
     return path.with_name(f"{path.name.removesuffix('.pack')}-{key}.pack")
+
+
+def key_of(pack: Pack, recipe: Sequence[Any], tables: Iterable[npt.NDArray[Any]]) -> str:
+    """Hash of everything that derived bars depend on: the pack, a recipe by its text, and tables."""
+    manifest = pack.manifest
+    told = pack.fingerprint, pack.interval, manifest.timestamps, manifest.adjustment, *recipe
+    state = hashlib.blake2b(repr(told).encode(), digest_size=8)
+    for table in tables:
+        state.update(len(table).to_bytes(8, "little") + table.tobytes())
+    return state.hexdigest()
 
 
 def made_before(place: Path) -> Pack | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from stager.bars.detect import Decision
 from stager.bars.read import Bars
 from stager.bars.zones import Zone
 from stager.errors import SampleError
-from stager.packs.derived import beside, check_out, made_before
+from stager.packs.derived import beside, check_out, key_of, made_before
 from stager.packs.layout import Pack, open_pack
 from stager.packs.manifest import Role
 from stager.packs.packing import hold, write
@@ -167,13 +166,8 @@ def _limits(pack: Pack, recipe: Derive) -> tuple[Sessions | None, IntArray]:
 
 
 def _key(pack: Pack, recipe: Derive, sessions: Sessions | None, jumps: IntArray) -> str:
-    """Hash of everything that the derived bars depend on."""
-    told = (_VERSION, pack.fingerprint, pack.interval, pack.manifest.timestamps, pack.manifest.adjustment,
-            recipe.columns, recipe.fill, recipe.cap, recipe.keep, recipe.clock.name)  # fmt: skip
-    state = hashlib.blake2b(repr(told).encode(), digest_size=8)
-    for table in (jumps, *((sessions.opens, sessions.closes) if sessions is not None else ())):
-        state.update(len(table).to_bytes(8, "little") + table.tobytes())
-    return state.hexdigest()
+    told = _VERSION, recipe.columns, recipe.fill, recipe.cap, recipe.keep, recipe.clock.name
+    return key_of(pack, told, [jumps, *(() if sessions is None else (sessions.opens, sessions.closes))])
 
 
 def _build(pack: Pack, recipe: Derive, sessions: Sessions | None, jumps: IntArray) -> Bars:

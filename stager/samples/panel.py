@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from stager.bars.read import Bars
 from stager.bars.threads import parallel
 from stager.config import format_nbytes
 from stager.errors import SampleError
-from stager.packs.derived import beside, check_out, made_before
+from stager.packs.derived import beside, check_out, key_of, made_before
 from stager.packs.layout import Pack, open_pack
 from stager.packs.manifest import Column, PanelLayout
 from stager.packs.packing import hold, write
@@ -264,13 +263,8 @@ def panel(
 
 
 def _key(pack: Pack, recipe: Panel, sessions: Sessions | None) -> str:
-    """Hash of everything that the panel depends on."""
-    told = (_VERSION, "panel", pack.fingerprint, pack.interval, pack.manifest.timestamps, pack.manifest.adjustment,
-            recipe.symbols, recipe.columns, recipe.close_inclusive)  # fmt: skip
-    state = hashlib.blake2b(repr(told).encode(), digest_size=8)
-    for table in () if sessions is None else (sessions.opens, sessions.closes):
-        state.update(len(table).to_bytes(8, "little") + table.tobytes())
-    return state.hexdigest()
+    told = _VERSION, "panel", recipe.symbols, recipe.columns, recipe.close_inclusive
+    return key_of(pack, told, () if sessions is None else (sessions.opens, sessions.closes))
 
 
 def _lay(pack: Pack, recipe: Panel, sessions: Sessions | None) -> _Axis:

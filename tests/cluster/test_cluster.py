@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from bars_fixtures import bar_table, csv_text
 from dask_fixtures import DaskProcesses, dask_cluster
+from pack_contents import contents
 from s3_fixtures import Put, put, server
 
 pytest.importorskip("distributed")
@@ -59,13 +60,6 @@ def days(tmp_path: Path) -> Path:
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Symbols A and B are cut into several parts."""
     monkeypatch.setattr(placing, "_MOST_STORED_ROWS", 400)
-
-
-def contents(path: Path) -> dict[str, Any]:
-    """Bytes of a pack's files, and what its manifest says beside when it was made."""
-    found: dict[str, Any] = {file.name: file.read_bytes() for file in (path / "segment-0").iterdir()}
-    manifest = json.loads((path / "manifest.json").read_text())
-    return found | {key: value for key, value in manifest.items() if key not in ("created", "checksum")}
 
 
 def outcome(function: Any, path: Path) -> dict[str, Any] | str:

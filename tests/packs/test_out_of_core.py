@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import tempfile
 from collections import namedtuple
@@ -20,6 +19,7 @@ import pytest
 from bars_fixtures import bar_table, csv_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pack_contents import contents
 
 from stager.bars import columns as bar_columns
 from stager.bars import decode_arrow, decode_csv, text_parts
@@ -48,13 +48,6 @@ def tiny(*, room: int = 1 << 40, held: int = 0, part: int = 1, workers: int = 2,
         patch.setattr(scratch, "_SHEET_ROWS", 2 * chunk)
         patch.setattr(placing, "_CHUNK_ROWS", 3)
         yield
-
-
-def contents(path: Path) -> dict[str, Any]:
-    """Bytes of a pack's files, and what its manifest says beside when it was made."""
-    found: dict[str, Any] = {file.name: file.read_bytes() for file in (path / "segment-0").iterdir()}
-    manifest = json.loads((path / "manifest.json").read_text())
-    return found | {key: value for key, value in manifest.items() if key not in ("created", "checksum")}
 
 
 def outcome(function: Any, path: Path) -> dict[str, Any] | str:
