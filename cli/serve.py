@@ -11,6 +11,7 @@ from stager.cli.output import Reporter, plain
 from stager.config import format_nbytes
 from stager.service.asking import release as ask_release
 from stager.service.asking import stage as ask_stage
+from stager.service.holdings import Shareable
 from stager.service.listening import read_listen
 from stager.service.protocol import ClientInfo
 from stager.service.running import leave, name_packs
@@ -25,6 +26,10 @@ socket_option = click.option(
 @click.command(short_help="Hold packs for many trainers to attach to.")
 @click.argument("packs", nargs=-1, required=True, metavar="PACK...")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:N.")
+@click.option(
+    "--placement", type=click.Choice(["device", "spread"]), default="device", show_default=True,
+    help="On one GPU, or in blocks on it and on all whose memory it reads.",
+)  # fmt: skip
 @socket_option
 @click.option("--metrics", metavar="[HOST:]PORT", help="Metrics for Prometheus and /healthz; a port alone is local.")
 @click.option(
@@ -41,6 +46,7 @@ socket_option = click.option(
 def serve(
     packs: tuple[str, ...],
     device: str,
+    placement: Shareable,
     socket: str | None,
     metrics: str | None,
     listen: str | None,
@@ -58,8 +64,8 @@ def serve(
     where = None if listen is None else read_listen(listen, token_file, tls_cert, tls_key)
     with Reporter() as progress:
         clean = run(
-            name_packs(packs), device=device, socket=socket, metrics=metrics, listen=where, max_clients=max_clients,
-            progress=progress, ready=_say,
+            name_packs(packs), device=device, placement=placement, socket=socket, metrics=metrics, listen=where,
+            max_clients=max_clients, progress=progress, ready=_say,
         )  # fmt: skip
     leave(clean)
 

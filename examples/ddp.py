@@ -7,6 +7,11 @@ the next; it is judged on the last quarter of the history.
 
     torchrun --nproc-per-node 2 examples/ddp.py bars.pack --checkpoint ddp.pt
 
+With --attach the ranks of a machine share the rows that a service holds, each on its own GPU:
+
+    stager serve bars.pack --placement spread
+    torchrun --nproc-per-node 2 examples/ddp.py --attach bars
+
 Without a source, bars are made up. srun and mpirun do as well as torchrun, with MASTER_ADDR and MASTER_PORT set.
 """
 
@@ -22,7 +27,7 @@ from typing import Any
 
 from make_bars import make_bars
 
-from stager import PurgedKFold, Ranks, Stager, Target
+from stager import PurgedKFold, Ranks, Stager, Target, attach
 from stager.errors import StagerError
 
 try:
@@ -72,10 +77,14 @@ def train(options: argparse.Namespace, ranks: Ranks, device: str) -> None:
     if rest:
         sys.exit(f"ddp.py: --batch {options.batch} is no multiple of {ranks.world_size} ranks")
     target = Target("close", horizon=HORIZON, kind="direction", classes=2)
-    source = make_bars() if options.source is None else options.source
+    where = {} if options.attach else {"device": device}
+    if options.attach:
+        source = attach(options.attach, device=device)
+    else:
+        source = make_bars() if options.source is None else options.source
     served_to = os.devnull if options.served is None else f"{options.served}.{ranks.rank}"
     with open(served_to, "a") as log, Stager(
-        source, window=WINDOW, target=target, batch_size=batch_size, seed=7, last="pad", ranks=ranks, device=device
+        source, window=WINDOW, target=target, batch_size=batch_size, seed=7, last="pad", ranks=ranks, **where
     ) as st:  # fmt: skip
         # No label of the first three quarters ends inside the last, on which every rank could judge: it is whole there.
         fold = st.split(PurgedKFold(4))[-1]
@@ -127,6 +136,7 @@ def train(options: argparse.Namespace, ranks: Ranks, device: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("source", nargs="?", help="a pack, or a bar file [bars are made up]")
+    parser.add_argument("--attach", metavar="NAME", help="a pack that a service holds, instead of a source")
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch", type=int, default=512, help="samples of a batch on all ranks together [%(default)s]")
     parser.add_argument("--checkpoint", type=Path, help="written as the training goes on, and resumed from")

@@ -49,6 +49,7 @@ class Driver(Protocol):
     """The driver calls of sharing; :class:`CudaIpc`, or a fake."""
 
     def uuids(self) -> list[str]: ...
+    def reads(self, device: int, other: int) -> bool: ...
     def synchronize(self, device: int) -> None: ...
     def address_range(self, device: int, ptr: int) -> tuple[int, int]: ...
     def get_handle(self, device: int, ptr: int) -> bytes: ...
@@ -98,6 +99,10 @@ class CudaIpc:
             )
         return uuids
 
+    def reads(self, device: int, other: int) -> bool:
+        """Whether a device's kernels can read the memory of another one."""
+        return device == other or bool(runtime.deviceCanAccessPeer(device, other))
+
     def synchronize(self, device: int) -> None:
         """Wait for what is queued on the device."""
         with relaxed(), cupy.cuda.Device(device):
@@ -128,6 +133,7 @@ class CudaIpc:
                 ) from error
 
     def open_handle(self, device: int, handle: bytes) -> int:
+        """The allocation's address for kernels of the device, which may be another one than it lies on."""
         with relaxed(), cupy.cuda.Device(device):
             try:
                 return int(runtime.ipcOpenMemHandle(handle))
@@ -189,11 +195,13 @@ class Mapping:
     ----------
     handle : Handle
     driver : Driver
+    reader : int, optional
+        The device whose kernels are to read it; default: the one that it lies on.
 
     Attributes
     ----------
     device : int
-        Ordinal in this process.
+        Ordinal in this process of the device that reads it.
     ptr : int
         Where the memory begins here.
 
@@ -202,10 +210,16 @@ class Mapping:
     DeviceError, StagingError
     """
 
-    def __init__(self, handle: Handle, driver: Driver) -> None:
+    def __init__(self, handle: Handle, driver: Driver, reader: int | None = None) -> None:
         self._driver, self._process = driver, os.getpid()
         self._lock = threading.Lock()
-        self.device = device_of(handle.uuid, driver)
+        owner = device_of(handle.uuid, driver)
+        self.device = owner if reader is None else reader
+        if not driver.reads(self.device, owner):
+            raise DeviceError(
+                f"cuda:{self.device} can't read the memory of cuda:{owner} (no peer access), where the service has "
+                f"rows; attach on that GPU, or with device='cpu'"
+            )
         self._base: int | None = driver.open_handle(self.device, handle.handle)
         self.ptr = self._base + handle.offset
 

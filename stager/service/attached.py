@@ -31,7 +31,7 @@ from stager.errors import ServiceError, StagerError
 from stager.packs.layout import Pack
 from stager.service.flights import FORCED, told_by
 from stager.service.places import Life
-from stager.service.protocol import Beat, Detach, DeviceHandle, Grant, Lease, Share, Shared, encode
+from stager.service.protocol import Beat, Blocks, Detach, DeviceHandle, Grant, Lease, Share, Shared, encode
 from stager.service.sharing import probes_of
 from stager.service.tables import LEAST_NBYTES, SEALS
 
@@ -99,6 +99,8 @@ class Hold:
         self._words: SimpleQueue[str] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._mappings: list[Any] = []
+        # Whether the rows are gathered on the GPU to which the service brings tables.
+        self._tables_are_near = False
         # By address, of what is shared on the host, which lives as long as this.
         self._shared: dict[int, tuple[Share, npt.NDArray[Any]]] = {}
         self._owner: weakref.finalize[Any, Any] | None = None
@@ -115,26 +117,41 @@ class Hold:
         self._watch(flat)
         return self._made(Attached(pack, device, "host", "attached, mapped", flat.reshape(pack.rows.shape), flat))
 
-    def open_memory(self, pack: Pack, handle: DeviceHandle) -> Attached:
-        """The rows where they lie on the GPU.
+    def open_memory(self, pack: Pack, name: str, blocks: Blocks, reader: int | None) -> Attached:
+        """The rows where they lie on GPUs, for the device `reader` to gather from; default: the one of the first block.
 
         Raises
         ------
-        DeviceError, StagingError
+        DeviceError, StagingError, ServiceError
         """
-        check_cuda(0)
+        check_cuda(reader or 0)
         from stager.cuda import ipc, kernels
+        from stager.cuda.spread import Layout, SpreadRows
 
-        told = ipc.Handle(handle.uuid, handle.handle, handle.offset, handle.nbytes)
-        mapping = ipc.Mapping(told, ipc.CudaIpc())
-        self._mappings.append(mapping)
-        owner = _Owner()
+        driver = ipc.CudaIpc()
+        owners = [ipc.device_of(one.uuid, driver) for one in blocks.handles]
+        device = owners[0] if reader is None else reader
+        layout, width = Layout(pack.n_rows, blocks.base_rows, blocks.halo), len(pack.columns)
+        if [4 * width * (stop - first) for first, stop in layout.spans] != [one.nbytes for one in blocks.handles]:
+            raise ServiceError(f"the blocks that the service has of {name!r} are not those of its rows")
+        owner, parts = _Owner(), []
         self._watch(owner)
-        shape = pack.n_rows, len(pack.columns)
-        rows, memory = ipc.array_of(mapping, handle.nbytes, owner, shape, np.float32)
-        kernels.compiled(mapping.device)
-        device = Device(mapping.device, f"the service holds the pack on {handle.uuid}")
-        return self._made(Attached(pack, device, "device", "attached", rows, memory))
+        for (first, stop), one in zip(layout.spans, blocks.handles, strict=True):
+            mapping = ipc.Mapping(_handle(one), driver, device)
+            self._mappings.append(mapping)
+            parts.append(ipc.array_of(mapping, one.nbytes, owner, (stop - first, width), np.float32))
+        kernels.compiled(device)
+        self._tables_are_near = device == owners[0]
+        if owners == [device]:
+            ((rows, memory),) = parts
+            where = Device(device, f"the service holds the pack on {blocks.handles[0].uuid}")
+            return self._made(Attached(pack, where, "device", "attached", rows, memory))
+        named = ", ".join(f"cuda:{one}" for one in owners)
+        where = Device(device, f"the service holds the pack on {named}, which it reads")
+        rows = SpreadRows(layout, [array for array, _ in parts], device)
+        memories = [memory for _, memory in parts]
+        del parts
+        return self._made(Attached(pack, where, "spread", f"attached, in blocks on {named}", rows, memories))
 
     def _made(self, resident: Attached) -> Attached:
         resident._hold = self
@@ -190,7 +207,7 @@ class Hold:
         """See :meth:`Attached.on_device`; None where it can't be shared."""
         request, kept = self._shared.get(table.ctypes.data, (None, table))
         found = None if self._owner is None else self._owner.peek()
-        if request is None or found is None or kept.nbytes != table.nbytes:
+        if request is None or found is None or kept.nbytes != table.nbytes or not self._tables_are_near:
             return None
         from stager.cuda import ipc
 
@@ -198,8 +215,7 @@ class Hold:
             told = self._connection.ask(msgspec.structs.replace(request, on_device=True), Shared)
             if told.handle is None:
                 return None
-            handle = ipc.Handle(told.handle.uuid, told.handle.handle, told.handle.offset, told.handle.nbytes)
-            mapping = ipc.Mapping(handle, ipc.CudaIpc())
+            mapping = ipc.Mapping(_handle(told.handle), ipc.CudaIpc())
         except StagerError as error:
             log.debug("a table of %d bytes is not shared on the GPU: %s", table.nbytes, error)
             return None
@@ -291,6 +307,12 @@ class Hold:
         self._words.put(_EXIT if self._mappings else _LET_GO)
         thread.join(_EXIT_SECONDS)
         self.life.remove()
+
+
+def _handle(told: DeviceHandle) -> Any:
+    from stager.cuda import ipc
+
+    return ipc.Handle(told.uuid, told.handle, told.offset, told.nbytes)
 
 
 class _Owner:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
+from stager.batches.resident import Resident
 from stager.packs.verify import verify
 from stager.service.client import attach
 from stager.service.sharing import on_host
@@ -43,14 +45,24 @@ def verify_resident(
             return verify(pack.path, progress=progress)
         findings: list[str] = []
         kept = pack.rows
-        for first in range(0, pack.n_rows, _CHUNK_ROWS):
-            part = slice(first, min(first + _CHUNK_ROWS, pack.n_rows))
-            differ = on_host(resident.rows[part]).view(np.uint32) != kept[part].view(np.uint32)
+        for first, part in _held(resident):
+            differ = part.view(np.uint32) != kept[first : first + len(part)].view(np.uint32)
             if (rows := np.flatnonzero(differ.reshape(len(differ), -1).any(axis=1))).size:
                 findings.append(
                     f"{name}: {rows.size:,} rows differ from {pack.path}, from row {first + rows[0]:,} to "
                     f"{first + rows[-1]:,}; release it and stage it again"
                 )
             if progress:
-                progress("compare", part.stop * 4 * len(pack.columns), resident.nbytes)
+                progress("compare", (first + len(part)) * 4 * len(pack.columns), resident.nbytes)
         return findings
+
+
+def _held(resident: Resident) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+    """Some rows at a time, on the host, and which the first is; those that two blocks hold from both."""
+    rows = resident.rows
+    blocks = [(0, rows)]
+    if resident.placement == "spread":
+        blocks = [(first, block) for (first, _), block in zip(rows.layout.spans, rows.blocks, strict=True)]
+    for begin, block in blocks:
+        for first in range(0, len(block), _CHUNK_ROWS):
+            yield begin + first, on_host(block[first : first + _CHUNK_ROWS])

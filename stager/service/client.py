@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from pyarrow import flight
 
 from stager import errors
-from stager.batches.devices import Device, count_devices
+from stager.batches.devices import Device, choose_device, count_devices
 from stager.batches.resident import Resident
-from stager.errors import ConfigError, NoServiceError, ServiceError, StagerError
+from stager.errors import NoServiceError, ServiceError, StagerError
 from stager.packs.layout import Pack, open_pack
 from stager.service import protocol
 from stager.service.attached import Hold
@@ -106,9 +106,10 @@ def attach(name: str, *, socket: str | Path | None = None, device: str = "auto")
     socket : str or Path, optional
         Of the service; default ``STAGER_SERVICE_SOCKET``, else ``$XDG_RUNTIME_DIR/stager/service.sock`` or
         ``/tmp/stager-UID/service.sock``.
-    device : {"auto", "cpu"}
+    device : str
         "auto" is where the service holds the rows: on its GPU, found by UUID, and on the CPU where this machine shows
-        no GPU. On the CPU the pack's file is mapped, and all processes share the page cache.
+        no GPU. "cuda:N" gathers on another GPU, which reads the service's memory over NVLink or PCIe, as ranks do of
+        rows in blocks on all of them. With "cpu" the pack's file is mapped, and all processes share the page cache.
 
     Returns
     -------
@@ -125,10 +126,9 @@ def attach(name: str, *, socket: str | Path | None = None, device: str = "auto")
     PackError, DeviceError, StagingError
         If the pack's files, or the GPU's memory, can't be opened here.
     """
-    if device not in ("auto", "cpu"):
-        raise ConfigError(f"device is {device!r}; attach() takes 'auto', which is where the service is, and 'cpu'")
     started = time.perf_counter()
-    on_cpu = device == "cpu" or count_devices() == 0
+    reader = None if device == "auto" else choose_device(device).index
+    on_cpu = reader is None and (device == "cpu" or count_devices() == 0)
     connection = Connection(socket)
     try:
         for attempt in range(_ATTEMPTS):
@@ -138,7 +138,7 @@ def attach(name: str, *, socket: str | Path | None = None, device: str = "auto")
                 hold.granted = True
                 pack = open_pack(grant.pack.path)
                 if pack.manifest.checksum == grant.pack.checksum:
-                    return _open(hold, grant, pack, started)
+                    return _open(hold, grant, pack, reader, started)
                 if attempt == _ATTEMPTS - 1:
                     raise ServiceError(f"{grant.pack.path} is replaced again and again; attach when it is settled")
             except BaseException:
@@ -161,9 +161,14 @@ def _granted(connection: Connection, name: str, pack: str, on_cpu: bool) -> Gran
         time.sleep(_PENDING_SECONDS)
 
 
-def _open(hold: Hold, grant: Grant, pack: Pack, started: float) -> Resident:
-    if grant.handle is not None:
-        resident = hold.open_memory(pack, grant.handle)
+def _open(hold: Hold, grant: Grant, pack: Pack, reader: int | None, started: float) -> Resident:
+    if grant.blocks is not None:
+        resident = hold.open_memory(pack, grant.pack.name, grant.blocks, reader)
+    elif reader is not None:
+        raise ServiceError(
+            f"the service holds {grant.pack.name!r} on the CPU, and cuda:{reader} can't read that; attach with "
+            f"device='cpu', or serve it on a GPU"
+        )
     else:
         why = "the service holds the pack on the CPU" if grant.pack.device == "cpu" else "attached without a GPU"
         resident = hold.map_file(pack, Device(None, why))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -17,11 +18,13 @@ from stager.batches.resident import Resident, stage_as, staging_options
 from stager.errors import PackError, ServiceError, StagerError, StagingMemoryError
 from stager.packs.layout import open_pack
 from stager.packs.manifest import MANIFEST, read_manifest
-from stager.service.protocol import DeviceHandle, PackInfo, Pending, Probe
+from stager.service.protocol import Blocks, PackInfo, Pending, Probe
 from stager.service.sharing import export_rows, probes_of
 
 log = logging.getLogger("stager.service")
 Progress = Callable[[str, int, int], None]
+#: Placements that CUDA shares among processes.
+Shareable = Literal["device", "spread"]
 
 _MOST_JOBS = 8
 _FORGET_SECONDS = 10.0
@@ -38,8 +41,8 @@ class Holding:
         From 1, for each name.
     path : Path
     resident : Resident
-    handle : DeviceHandle or None
-        None on the CPU.
+    blocks : Blocks or None
+        Where its rows lie; None on the CPU.
     probes : list of Probe
     offered : bool
         Whether new clients get it.
@@ -53,7 +56,7 @@ class Holding:
     version: int
     path: Path
     resident: Resident
-    handle: DeviceHandle | None
+    blocks: Blocks | None
     probes: list[Probe]
     stamp: tuple[int, ...]
     staged_at: float = field(default_factory=time.time)
@@ -63,10 +66,11 @@ class Holding:
 
     def tell(self) -> PackInfo:
         pack = self.resident.pack
+        where = "cpu" if self.blocks is None else ", ".join(one.uuid for one in self.blocks.handles)
         return PackInfo(
             self.name, self.version, str(self.path), pack.manifest.fingerprint, pack.manifest.checksum, pack.n_rows,
             len(pack.columns), 0 if self.freed else self.resident.nbytes,
-            "cpu" if self.handle is None else self.handle.uuid, self.resident.placement, self.staged_at,
+            where, self.resident.placement, self.staged_at,
             round(self.resident.seconds, 3), self.offered, len(self.clients),
         )  # fmt: skip
 
@@ -96,7 +100,7 @@ def stamp_of(path: Path) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size
 
 
-def hold(name: str, version: int, path: Path, device: str, progress: Progress | None) -> Holding:
+def hold(name: str, version: int, path: Path, device: str, placement: Shareable, progress: Progress | None) -> Holding:
     """Stage a pack for others to use.
 
     Raises
@@ -113,8 +117,7 @@ def hold(name: str, version: int, path: Path, device: str, progress: Progress | 
             f"{path}: on the CPU clients map the rows where they lie, and these lie in {len(pack.parts)} segments; "
             f"merge them with `stager compact {path}`"
         )
-    # Other placements can't be shared by CUDA.
-    options = msgspec.structs.replace(options, placement="auto" if on_cpu else "device")
+    options = msgspec.structs.replace(options, placement="auto" if on_cpu and placement == "device" else placement)
     resident = stage_as(pack, options, progress)
     try:
         return Holding(name, version, path, resident, export_rows(resident), probes_of(resident.rows), stamp)
@@ -130,10 +133,12 @@ class Holdings:
     ----------
     device : str
         As in :func:`stager.stage`.
+    placement : {"device", "spread"}
+        As there, on GPUs.
     """
 
-    def __init__(self, device: str) -> None:
-        self._device = device
+    def __init__(self, device: str, placement: Shareable = "device") -> None:
+        self._device, self._placement = device, placement
         self._lock = threading.RLock()
         self._one_at_a_time = threading.Lock()
         self._current: dict[str, Holding] = {}
@@ -210,12 +215,12 @@ class Holdings:
             with self._lock:
                 version = self._versions.get(name, 0) + 1
             try:
-                made = hold(name, version, path, self._device, progress)
+                made = hold(name, version, path, self._device, self._placement, progress)
             except StagingMemoryError:
                 # Without clients the old version need not wait for the new one.
                 if not self._give_up_unused(name):
                     raise
-                made = hold(name, version, path, self._device, progress)
+                made = hold(name, version, path, self._device, self._placement, progress)
             with self._lock:
                 self._versions[name] = version
                 before = self._current.get(name)

@@ -188,7 +188,7 @@ class DeviceHandle(msgspec.Struct, frozen=True):
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """Some of the rows: first value, number of values, and hash of their bytes."""
+    """Some of the rows: the first, how many, and hash of their bytes."""
 
     first: int
     count: int
@@ -196,7 +196,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class PackInfo(msgspec.Struct, frozen=True):
-    """A pack that is held. `device` is "cpu" or the UUID of a GPU."""
+    """A pack that is held. `device` is "cpu" or the UUIDs of GPUs."""
 
     name: str
     version: int
@@ -214,11 +214,19 @@ class PackInfo(msgspec.Struct, frozen=True):
     n_clients: int
 
 
+class Blocks(msgspec.Struct, frozen=True):
+    """Where rows lie on GPUs, laid out as :class:`stager.cuda.spread.Layout` says."""
+
+    handles: list[DeviceHandle]
+    base_rows: int
+    halo: int
+
+
 class Grant(msgspec.Struct, frozen=True):
-    """Leave to use a pack."""
+    """Leave to use a pack; without blocks the client maps the file."""
 
     pack: PackInfo
-    handle: DeviceHandle | None
+    blocks: Blocks | None
     probes: list[Probe]
     beat_seconds: float
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from stager.errors import ConfigError
-from stager.service.holdings import Progress
+from stager.service.holdings import Progress, Shareable
 from stager.service.listening import Listen, Listener
 from stager.service.metrics import Endpoint
 from stager.service.places import ServerPlace, socket_path
@@ -62,6 +62,7 @@ def serve(
     packs: dict[str, Path],
     *,
     device: str = "auto",
+    placement: Shareable = "device",
     socket: str | Path | None = None,
     metrics: str | None = None,
     listen: Listen | None = None,
@@ -76,6 +77,8 @@ def serve(
     packs : dict of str to Path
     device : str
         As in :func:`stager.stage`.
+    placement : {"device", "spread"}
+        As there, on GPUs.
     socket : str or Path, optional
     metrics : str, optional
         ``PORT`` or ``HOST:PORT`` of the metrics and health endpoint; a port alone is on 127.0.0.1.
@@ -101,7 +104,7 @@ def serve(
     """
     with _Signals() as signals:
         place = ServerPlace(socket_path(socket))
-        service = Service(place, device, max_clients=max_clients)
+        service = Service(place, device, placement=placement, max_clients=max_clients)
         endpoint: Endpoint | None = None
         try:
             if metrics is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from stager.errors import ServiceError
 from stager.service import protocol
-from stager.service.holdings import Holding, Holdings, Progress
+from stager.service.holdings import Holding, Holdings, Progress, Shareable
 from stager.service.leases import Attachment
 from stager.service.places import ServerPlace, Watched
 from stager.service.protocol import Answer, Beat, Grant, Pending
@@ -38,14 +38,23 @@ class Service:
     place : ServerPlace
     device : str
         As in :func:`stager.stage`.
+    placement : {"device", "spread"}
+        As there, on GPUs.
     max_clients : int
         Attachments at a time.
     """
 
-    def __init__(self, place: ServerPlace, device: str = "auto", *, max_clients: int = MAX_CLIENTS) -> None:
+    def __init__(
+        self,
+        place: ServerPlace,
+        device: str = "auto",
+        *,
+        placement: Shareable = "device",
+        max_clients: int = MAX_CLIENTS,
+    ) -> None:
         self.place, self.max_clients = place, max_clients
         self.device = device
-        self.holdings, self.tables = Holdings(device), Tables()
+        self.holdings, self.tables = Holdings(device, placement), Tables()
         self.draining = self.ready = False
         self.started_at = time.time()
         self.n_refused: Counter[str] = Counter()
@@ -119,8 +128,8 @@ class Service:
             self._held[request.id] = found
             self.n_attached += 1
         log.info("process %d attached to %s, version %d", request.process.pid, found.name, found.version)
-        handle = None if request.on_cpu else found.handle
-        return Answer(grant=Grant(found.tell(), handle, found.probes, BEAT_SECONDS))
+        blocks = None if request.on_cpu else found.blocks
+        return Answer(grant=Grant(found.tell(), blocks, found.probes, BEAT_SECONDS))
 
     def _check_admits(self, request: protocol.Attach) -> None:
         with self._lock:

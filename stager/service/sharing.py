@@ -9,7 +9,7 @@ import numpy as np
 
 from stager.batches.resident import Resident
 from stager.errors import ServiceError
-from stager.service.protocol import DeviceHandle, Probe
+from stager.service.protocol import Blocks, DeviceHandle, Probe
 
 _N_PROBES = 16
 _PROBE_VALUES = 1024
@@ -17,8 +17,9 @@ _PROBE_VALUES = 1024
 
 def probes_of(rows: Any) -> list[Probe]:
     """Hashes of some stretches of the rows, the first and the last among them."""
-    count = min(_PROBE_VALUES, rows.size)
-    firsts = np.linspace(0, rows.size - count, _N_PROBES).astype(np.int64)
+    width = int(np.prod(rows.shape[1:], dtype=np.int64))
+    count = min(max(1, _PROBE_VALUES // max(1, width)), len(rows))
+    firsts = np.linspace(0, len(rows) - count, _N_PROBES).astype(np.int64)
     return [Probe(int(first), count, _digest(rows, int(first), count)) for first in np.unique(firsts)]
 
 
@@ -32,28 +33,34 @@ def check_probes(rows: Any, probes: list[Probe], name: str) -> None:
     for probe in probes:
         if _digest(rows, probe.first, probe.count) != probe.digest:
             raise ServiceError(
-                f"the rows of {name!r} differ from those that the service staged, at value {probe.first:,}; somebody "
+                f"the rows of {name!r} differ from those that the service staged, at row {probe.first:,}; somebody "
                 f"wrote into them. `stager verify --resident` looks at all of them; stage the pack again"
             )
 
 
-def export_rows(resident: Resident) -> DeviceHandle | None:
-    """A handle of rows on a GPU; None on the CPU, where a client maps the file."""
+def export_rows(resident: Resident) -> Blocks | None:
+    """Where rows lie on GPUs; None on the CPU, where a client maps the file."""
     if resident.device.index is None:
         return None
+    rows = resident.rows
+    if resident.placement == "spread":
+        return Blocks([_export(block) for block in rows.blocks], rows.layout.base_rows, rows.layout.halo)
+    return Blocks([_export(rows)], len(rows), 0)
+
+
+def _export(array: Any) -> DeviceHandle:
     from stager.cuda import ipc
 
-    handle = ipc.export(resident.rows.data.ptr, resident.nbytes, resident.device.index, ipc.CudaIpc())
+    handle = ipc.export(array.data.ptr, array.nbytes, array.data.device_id, ipc.CudaIpc())
     return DeviceHandle(handle.uuid, handle.handle, handle.offset, handle.nbytes)
 
 
 def load_table(values: Any, device: int, stall_timeout: float) -> tuple[Any, DeviceHandle]:
     """A table on a GPU, in memory of its own, and a handle of it."""
-    from stager.cuda import ipc, tables
+    from stager.cuda import tables
 
     array = tables.load(values, device, stall_timeout)
-    handle = ipc.export(array.data.ptr, array.nbytes, device, ipc.CudaIpc())
-    return array, DeviceHandle(handle.uuid, handle.handle, handle.offset, handle.nbytes)
+    return array, _export(array)
 
 
 def on_host(values: Any) -> Any:
@@ -62,5 +69,5 @@ def on_host(values: Any) -> Any:
 
 
 def _digest(rows: Any, first: int, count: int) -> str:
-    some = on_host(rows.reshape(-1)[first : first + count])
+    some = on_host(rows[first : first + count])
     return hashlib.blake2b(np.ascontiguousarray(some).data, digest_size=16).hexdigest()

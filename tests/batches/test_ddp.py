@@ -8,11 +8,13 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from itertools import chain
 from pathlib import Path
 
 import pytest
+from service_fixtures import serving, until
 
 import stager
 from stager import PurgedKFold, Stager, Target
@@ -33,9 +35,9 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bars.pack"
 
 
-def start(world_size: int, pack: Path, *options: object) -> subprocess.Popen[str]:
+def start(world_size: int, *options: object) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", world_size]
-    command += [EXAMPLES / "ddp.py", pack, "--batch", BATCH, *options]
+    command += [EXAMPLES / "ddp.py", "--batch", BATCH, *options]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "OMPI_", "PMI_"))}
     environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
@@ -43,8 +45,8 @@ def start(world_size: int, pack: Path, *options: object) -> subprocess.Popen[str
     )
 
 
-def train(world_size: int, pack: Path, *options: object) -> str:
-    process = start(world_size, pack, *options)
+def train(world_size: int, *options: object) -> str:
+    process = start(world_size, *options)
     out, err = process.communicate(timeout=200)
     assert process.returncode == 0, out + err
     return out
@@ -73,6 +75,15 @@ def alone(pack: Path, epochs: int) -> dict[tuple[int, int], list[int]]:
 
 def losses(told: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"^ +\d+ +([\d.]+) +[\d.]+% +[\d,]+$", told, re.MULTILINE)]
+
+
+def test_ranks_share_the_rows_of_a_service(pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tempfile.TemporaryDirectory(prefix="stg-") as folder, serving(Path(folder), pack) as service:
+        monkeypatch.setenv("STAGER_SERVICE_SOCKET", str(service.place.path))
+        train(2, "--attach", pack.stem, "--epochs", 1, "--served", tmp_path / "served")
+        until(lambda: service.n_clients == 0)
+        assert service.stats().n_attached == 2
+    assert {place: list(chain(*parts)) for place, parts in served(tmp_path / "served", 2).items()} == alone(pack, 1)
 
 
 def test_ranks_train_together_as_one_process_does(pack: Path, tmp_path: Path) -> None:

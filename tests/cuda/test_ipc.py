@@ -31,7 +31,7 @@ class FakeIpc:
         self.seen, self.allocations = list(uuids), dict(allocations)
         self.calls, self.opened = [], {}
         self.next_base = 0x7000_0000_0000
-        self.fail = {}
+        self.fail, self.peers = {}, set()
 
     def call(self, name, *arguments):
         self.calls.append((name, *arguments))
@@ -40,6 +40,9 @@ class FakeIpc:
 
     def uuids(self):
         return self.seen
+
+    def reads(self, device, other):
+        return device == other or (device, other) in self.peers
 
     def synchronize(self, device):
         self.call("synchronize", device)
@@ -119,6 +122,19 @@ def test_nothing_stays_open_where_opening_fails():
     assert driver.opened == {}
 
 
+def test_memory_is_opened_for_the_gpu_that_reads_it():
+    driver = FakeIpc([OTHER, MINE])
+    handle = Handle(MINE, b"h" * 64, 0, 1024)
+    with pytest.raises(DeviceError, match=r"cuda:0 can't read the memory of cuda:1 \(no peer access\)"):
+        Mapping(handle, driver, 0)
+    assert driver.calls == []
+    driver.peers.add((0, 1))
+    mapping = Mapping(handle, driver, 0)
+    assert (mapping.device, list(driver.opened.values())) == (0, [0])
+    mapping.close()
+    assert driver.calls[-2:] == [("synchronize", 0), ("close_handle", 0, mapping.ptr)]
+
+
 def test_a_forked_child_does_not_close_its_parents_mapping(monkeypatch):
     driver = FakeIpc()
     mapping = Mapping(Handle(MINE, b"h" * 64, 0, 1024), driver)
@@ -159,7 +175,8 @@ class Runtime:
     def __getattr__(self, name):
         def call(*arguments):
             self.calls.append((name, *arguments))
-            return {"ipcGetMemHandle": b"h" * 64, "ipcOpenMemHandle": 0x7000}.get(name)
+            told = {"ipcGetMemHandle": b"h" * 64, "ipcOpenMemHandle": 0x7000, "deviceCanAccessPeer": 1}
+            return told.get(name)
 
         return call
 
@@ -219,11 +236,14 @@ def test_the_calls_are_those_of_the_runtime(fake):
     assert one.open_handle(0, b"h" * 64) == 0x7000
     one.synchronize(0)
     one.close_handle(0, 0x7000)
+    assert one.reads(1, 1)
+    assert one.reads(0, 1) is True
     assert fake.calls == [
         ("ipcGetMemHandle", 0x5000),
         ("ipcOpenMemHandle", b"h" * 64),
         ("deviceSynchronize",),
         ("ipcCloseMemHandle", 0x7000),
+        ("deviceCanAccessPeer", 0, 1),
     ]
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -107,3 +111,54 @@ def test_by_itself_where_one_gpu_is_too_small(pack: Pack, monkeypatch: pytest.Mo
         assert "do not fit the" in resident.path
         with Stager(resident, **OPTIONS) as one:
             assert resident.path in str(one.plan)
+
+
+RANK = """
+import sys
+import numpy as np
+from stager import Ranks, Stager, Target, attach
+rank, path = int(sys.argv[1]), sys.argv[2]
+options = dict(window=48, target=Target(horizon=3), batch_size=256, seed=5, last="drop", ranks=Ranks(rank, 2))
+with attach("bars", device=f"cuda:{rank}") as resident:
+    with Stager(resident, **options) as one, Stager(path, device="cpu", **options) as other:
+        for batch, wanted in zip(one.batches(1), other.batches(1), strict=True):
+            assert int(batch.x.device.id) == rank
+            assert np.array_equal(batch.x.get().view(np.uint32), wanted.x.view(np.uint32))
+            assert np.array_equal(batch.y.get().view(np.uint32), wanted.y.view(np.uint32))
+        del batch
+    print(resident.placement, len(resident.rows.blocks))
+"""
+
+
+def test_ranks_share_the_blocks_of_a_service(pack: Pack) -> None:
+    with tempfile.TemporaryDirectory(prefix="stg-") as folder:
+        environ = os.environ | {"STAGER_SERVICE_SOCKET": f"{folder}/s.sock"}
+        stager_command = [sys.executable, "-m", "stager.cli"]
+        service = subprocess.Popen(
+            [*stager_command, "serve", str(pack.path), "--device", "cuda:0", "--placement", "spread"],
+            env=environ, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        try:
+            assert service.stdout is not None
+            assert any(line.startswith("serving on") for line in service.stdout)
+            ranks = [
+                subprocess.Popen(
+                    [sys.executable, "-c", RANK, str(rank), str(pack.path)],
+                    env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                )
+                for rank in range(2)
+            ]  # fmt: skip
+            for rank in ranks:
+                out, error = rank.communicate(timeout=120)
+                assert out == f"spread {count_devices()}\n", error
+            verified = subprocess.run(
+                [*stager_command, "verify", "--resident", "bars"],
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+            assert (verified.returncode, verified.stdout) == (0, "bars: whole\n"), verified.stderr
+        finally:
+            service.kill()
+            service.communicate()

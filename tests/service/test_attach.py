@@ -146,8 +146,8 @@ def test_what_can_not_be_attached_says_why(service, run_dir):
         attach("pricez", socket=service.place.path)
     with pytest.raises(NoServiceError, match=r"no service at .*stager serve"):
         attach("prices", socket=run_dir / "nobody.sock")
-    with pytest.raises(ConfigError, match="device is 'cuda:1'"):
-        attach("prices", socket=service.place.path, device="cuda:1")
+    with pytest.raises(ConfigError, match="device is 'tpu'; there are 'auto', 'cpu'"):
+        attach("prices", socket=service.place.path, device="tpu")
     with pytest.raises(ServiceError, match="malformed"):
         attach("a/b", socket=service.place.path)
     assert list(service.place.clients.iterdir()) == []
@@ -186,7 +186,7 @@ def test_a_service_that_ends_takes_nobody(service):
 def test_rows_that_were_written_to_are_refused(service, monkeypatch):
     held = service.holdings.current("prices")
     held.probes[3] = Probe(held.probes[3].first, held.probes[3].count, "0" * 32)
-    with pytest.raises(ServiceError, match=r"differ from those that the service staged, at value .*verify --resident"):
+    with pytest.raises(ServiceError, match=r"differ from those that the service staged, at row .*verify --resident"):
         attach("prices", socket=service.place.path)
     until(lambda: service.n_clients == 0)
 

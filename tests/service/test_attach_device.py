@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,11 @@ cupy = pytest.importorskip("cupy")
 
 from stager import attach  # noqa: E402
 from stager.batches.devices import Device  # noqa: E402
-from stager.cuda import ipc, kernels  # noqa: E402
-from stager.errors import DeviceError, ServiceError, StagingError  # noqa: E402
+from stager.cuda import ipc, kernels, spread  # noqa: E402
+from stager.cuda.gather import where  # noqa: E402
+from stager.errors import ConfigError, DeviceError, ServiceError, StagingError  # noqa: E402
 from stager.service import attached, client, holdings, sharing  # noqa: E402
-from stager.service.protocol import DeviceHandle  # noqa: E402
+from stager.service.protocol import Blocks, DeviceHandle  # noqa: E402
 
 GPU = "GPU-00000000-0000-0000-0000-000000000007"
 
@@ -27,9 +29,13 @@ class Driver:
     log: list[str] = []  # noqa: RUF012
     seen = (GPU,)
     error: Exception | None = None
+    peers = True
 
     def uuids(self):
         return list(self.seen)
+
+    def reads(self, device, other):
+        return self.peers or device == other
 
     def synchronize(self, device):
         self.log.append("synchronize")
@@ -52,13 +58,17 @@ def read(values):
     return flat.reshape(values.shape).copy()
 
 
+def handle_of(gpu, values):
+    """Of host memory, as if it were a part of an allocation of that GPU."""
+    return DeviceHandle(gpu, (values.ctypes.data - 512).to_bytes(64, "little"), 512, values.nbytes)
+
+
 @pytest.fixture
 def on_gpu(run_dir, pack_path, monkeypatch):
     """A service that says that its rows are on a GPU, and clients that believe it."""
 
     def export(resident):
-        ptr = resident.rows.ctypes.data
-        return DeviceHandle(GPU, (ptr - 512).to_bytes(64, "little"), 512, resident.nbytes)
+        return Blocks([handle_of(GPU, resident.rows)], len(resident.rows), 0)
 
     driver = type("OneDriver", (Driver,), {"log": []})
     monkeypatch.setattr(holdings, "export_rows", export)
@@ -106,7 +116,7 @@ def test_a_view_keeps_the_memory_open(on_gpu):
 
 def test_wrong_values_are_refused_and_nothing_stays_open(on_gpu, monkeypatch):
     monkeypatch.setattr(sharing, "on_host", lambda values: np.zeros(values.size, np.float32))
-    with pytest.raises(ServiceError, match="differ from those that the service staged, at value 0"):
+    with pytest.raises(ServiceError, match="differ from those that the service staged, at row 0"):
         attach("prices", socket=on_gpu.place.path)
     assert on_gpu.driver.log == ["Attach", "open", "synchronize", "close", "Detach"]
     assert on_gpu.n_clients == 0
@@ -181,8 +191,7 @@ def loaded(on_gpu, monkeypatch):
     def load(values, device, timeout):
         values = values.copy()
         made.append(values)
-        handle = DeviceHandle(GPU, (values.ctypes.data - 512).to_bytes(64, "little"), 512, values.nbytes)
-        return values, handle
+        return values, handle_of(GPU, values)
 
     monkeypatch.setattr(module, "load_table", load)
     # The rows of a service of the tests are on the CPU, and count as those of a GPU here.
@@ -302,3 +311,147 @@ class _Any(dict):
 
     def __missing__(self, name):
         return name
+
+
+# --------------------------------------------------------------- rows in blocks on several GPUs
+
+OTHER = "GPU-00000000-0000-0000-0000-000000000008"
+LAYOUT = spread.Layout(5000, 2000, 1500)
+
+
+@pytest.fixture
+def in_blocks(on_gpu, monkeypatch):
+    """The service has the rows in blocks, of which the second lies on another GPU, and the third on the first one."""
+    held = on_gpu.holdings.current("prices")
+    gpus = GPU, OTHER, GPU
+    on_gpu.blocks = [held.resident.rows[first:stop].copy() for first, stop in LAYOUT.spans]
+    handles = [handle_of(gpu, block) for gpu, block in zip(gpus, on_gpu.blocks, strict=True)]
+    held.blocks = Blocks(handles, LAYOUT.base_rows, LAYOUT.halo)
+    monkeypatch.setattr(on_gpu.driver, "seen", (GPU, OTHER))
+    monkeypatch.setattr(client, "choose_device", lambda text: Device(int(text[-1]), "said so"))
+    return on_gpu
+
+
+@pytest.mark.parametrize(("device", "number"), [("auto", 0), ("cuda:1", 1)])
+def test_every_gpu_gathers_from_the_blocks_of_all(in_blocks, device, number):
+    resident = attach("prices", socket=in_blocks.place.path, device=device)
+    assert (str(resident.device), resident.placement) == (f"cuda:{number}", "spread")
+    assert resident.path == "attached, in blocks on cuda:0, cuda:1, cuda:0"
+    assert where(resident.rows) == (number, [block.ctypes.data for block in in_blocks.blocks], LAYOUT.base_rows)
+    assert (resident.rows.shape, resident.rows.layout) == ((5000, 5), LAYOUT)
+    own = in_blocks.holdings.current("prices").resident.rows
+    for first, stop in ((0, 3500), (1999, 2003), (4990, 5000)):
+        assert np.array_equal(read(resident.rows[first:stop]), own[first:stop])
+    assert in_blocks.driver.log == ["Attach", *["open"] * 3]
+    in_blocks.driver.log.clear()
+    view = resident.rows[4000:4010]
+    with pytest.warns(ResourceWarning, match="1 views of the closed rows"):
+        resident.close()
+    assert in_blocks.driver.log == []
+    del view
+    gc.collect()
+    until(lambda: in_blocks.n_clients == 0)
+    assert in_blocks.driver.log == [*["synchronize", "close"] * 3, "Detach"]
+
+
+def test_one_block_is_read_from_another_gpu_too(on_gpu, monkeypatch):
+    monkeypatch.setattr(on_gpu.driver, "seen", (OTHER, GPU))
+    monkeypatch.setattr(client, "choose_device", lambda text: Device(int(text[-1]), "said so"))
+    with attach("prices", socket=on_gpu.place.path, device="cuda:0") as resident:
+        assert (str(resident.device), resident.placement) == ("cuda:0", "spread")
+        assert resident.path == "attached, in blocks on cuda:1"
+        assert len(resident.rows.blocks) == 1
+    with attach("prices", socket=on_gpu.place.path, device="cuda:1") as resident:
+        assert (str(resident.device), resident.placement) == ("cuda:1", "device")
+
+
+def test_without_peer_access_the_clients_are_refused(in_blocks, monkeypatch):
+    monkeypatch.setattr(in_blocks.driver, "peers", False)
+    with pytest.raises(DeviceError, match=r"cuda:0 can't read the memory of cuda:1 \(no peer access\)"):
+        attach("prices", socket=in_blocks.place.path)
+    assert in_blocks.driver.log == ["Attach", "open", "synchronize", "close", "Detach"]
+    assert in_blocks.n_clients == 0
+
+
+def test_blocks_of_other_rows_are_refused(in_blocks):
+    held = in_blocks.holdings.current("prices")
+    held.blocks = Blocks(held.blocks.handles[:2], LAYOUT.base_rows, LAYOUT.halo)
+    with pytest.raises(ServiceError, match="the blocks that the service has of 'prices' are not those of its rows"):
+        attach("prices", socket=in_blocks.place.path)
+    assert in_blocks.driver.log == ["Attach", "Detach"]
+
+
+def test_tables_are_shared_on_the_first_gpu_alone(in_blocks, loaded):
+    for device, n_loaded in (("cuda:1", 0), ("cuda:0", 1)):
+        with attach("prices", socket=in_blocks.place.path, device=device) as resident:
+            assert (resident._hold.share_on_device(resident.shared(BIG)) is None) == (n_loaded == 0)
+            assert len(loaded) == n_loaded
+
+
+def test_a_service_on_the_cpu_has_nothing_for_a_gpu(service, monkeypatch):
+    monkeypatch.setattr(client, "choose_device", lambda text: Device(int(text[-1]), "said so"))
+    with pytest.raises(ServiceError, match="holds 'prices' on the CPU, and cuda:3 can't read that"):
+        attach("prices", socket=service.place.path, device="cuda:3")
+    assert service.n_clients == 0
+
+
+def test_rows_in_blocks_are_verified_in_all_of_them(in_blocks, monkeypatch):
+    from stager.service import checking
+
+    monkeypatch.setattr(checking, "on_host", read)
+    monkeypatch.setattr(checking, "_CHUNK_ROWS", 700)
+    done = []
+    found = checking.verify_resident("prices", in_blocks.place.path, progress=lambda *told: done.append(told))
+    assert found == []
+    assert done[-1] == ("compare", 5000 * 20, 5000 * 20)
+    assert in_blocks.n_clients == 0
+    # In what follows the first block, which the second has as well.
+    in_blocks.blocks[0][3000, 2] += 1
+    (finding,) = checking.verify_resident("prices", in_blocks.place.path)
+    assert "1 rows differ" in finding
+    assert "from row 3,000 to 3,000;" in finding
+
+
+def test_each_block_is_given_out(monkeypatch):
+    exported = []
+
+    def export(ptr, nbytes, device, driver):
+        exported.append((ptr, nbytes, device))
+        return ipc.Handle(f"GPU-{device}", b"h", 0, nbytes)
+
+    monkeypatch.setattr(ipc, "export", export)
+    blocks = [
+        SimpleNamespace(
+            shape=(stop - first, 5), nbytes=20 * (stop - first), data=SimpleNamespace(ptr=first, device_id=k)
+        )
+        for k, (first, stop) in enumerate(LAYOUT.spans)
+    ]
+    rows = spread.SpreadRows(LAYOUT, blocks, 0)
+    told = sharing.export_rows(SimpleNamespace(device=Device(0, ""), placement="spread", rows=rows))
+    assert exported == [(0, 70_000, 0), (2000, 60_000, 1), (4000, 20_000, 2)]
+    assert [one.uuid for one in told.handles] == ["GPU-0", "GPU-1", "GPU-2"]
+    assert (told.base_rows, told.halo) == (2000, 1500)
+    assert sharing.export_rows(SimpleNamespace(device=Device(None, ""))) is None
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "asked", "placement"),
+    [(True, "device", "auto"), (True, "spread", "spread"), (False, "device", "device"), (False, "spread", "spread")],
+)
+def test_the_service_stages_as_it_was_told(pack_path, monkeypatch, on_cpu, asked, placement):
+    told = []
+
+    def stage_as(pack, options, progress):
+        told.append(options.placement)
+        raise StagingError("enough")
+
+    monkeypatch.setattr(holdings, "stage_as", stage_as)
+    monkeypatch.setattr(holdings, "choose_device", lambda device: Device(None if on_cpu else 0, ""))
+    with pytest.raises(StagingError, match="enough"):
+        holdings.Holdings("auto", asked).add("prices", pack_path)
+    assert told == [placement]
+
+
+def test_blocks_without_gpus_are_refused(pack_path):
+    with pytest.raises(ConfigError, match="placement='spread' needs a GPU"):
+        holdings.Holdings("cpu", "spread").add("prices", pack_path)

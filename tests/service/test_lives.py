@@ -429,9 +429,8 @@ def test_a_connection_that_ends_is_marked_and_only_the_file_tells_the_rest(servi
 def on_gpu(place, pack_path, monkeypatch):
     """A service whose rows count as those of a GPU."""
     made = Service(place, "cpu")
-    monkeypatch.setattr(
-        holdings, "export_rows", lambda resident: protocol.DeviceHandle("gpu", b"h" * 64, 0, resident.nbytes)
-    )
+    handle = protocol.DeviceHandle("gpu", b"h" * 64, 0, 100_000)
+    monkeypatch.setattr(holdings, "export_rows", lambda resident: protocol.Blocks([handle], len(resident.rows), 0))
     made.add("prices", pack_path)
     monkeypatch.setattr(type(place), "close", lambda self: None)
     yield made
