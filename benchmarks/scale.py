@@ -21,13 +21,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from harness import row, save, show
 from pack import MINUTES, N_SYMBOLS, make
 from random_bars import random_bars
+from service import service
 
 import stager
 from stager.batches.devices import count_devices
@@ -36,6 +37,8 @@ from stager.config import parse_nbytes
 TESTS = Path(__file__).parents[1] / "tests"
 DDP = Path(__file__).parents[1] / "examples" / "ddp.py"
 WINDOW, BATCH, COLUMNS = 64, 4096, 8
+# Blocks on all GPUs that a service holds, for all ranks.
+SHARED = "spread by a service"
 SECONDS = 5.0
 
 # -------------------------------------------------------------------------------- packing
@@ -133,7 +136,12 @@ def serve(rank: int, world_size: int, pack: str, placement: str, folder: str) ->
     with cupy.cuda.Device(rank):
         _together(Path(folder), "stage", rank, world_size)
         started = time.perf_counter()
-        with stager.stage(pack, device=f"cuda:{rank}", placement=placement) as resident:  # type: ignore[arg-type]
+        device = f"cuda:{rank}"
+        if placement == SHARED:
+            opened = stager.attach("bench", device=device)
+        else:
+            opened = stager.stage(pack, device=device, placement=placement)  # type: ignore[arg-type]
+        with opened as resident:
             staged = time.perf_counter() - started
             st = Stager(resident, window=WINDOW, batch_size=BATCH, ranks=Ranks(rank, world_size, rank), last="pad")
             for batch in st.batches(0):
@@ -181,10 +189,11 @@ def gpus(folder: Path, nbytes: int, repeats: int) -> dict[str, list[dict[str, An
     pack = folder / "bars.pack"
     stager.pack(random_bars(nbytes, COLUMNS), pack)
     staging, gathers = [], []
-    for placement, numbers in {"device": (1, 2), "spread": (1,), "host": (1, 2)}.items():
+    for placement, numbers in {"device": (1, 2), "spread": (1,), SHARED: (1, 2), "host": (1, 2)}.items():
         base = 0.0
         for n in numbers:
-            runs = [served(pack, n, placement) for _ in range(repeats)]
+            with service(pack, "cuda:0", "--placement", "spread") if placement == SHARED else nullcontext():
+                runs = [served(pack, n, placement) for _ in range(repeats)]
             slowest = [max(rank["staged"] for rank in run) for run in runs]
             staging.append(row(f"stage, placement {placement!r}, {n} ranks", _timing(slowest),
                                nbytes=n * runs[0][0]["nbytes"]))  # fmt: skip

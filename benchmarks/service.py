@@ -186,11 +186,11 @@ def used_nbytes(device: str, pids: list[int]) -> int:
 
 
 @contextmanager
-def service(pack: Path, device: str) -> Iterator[int]:
+def service(pack: Path, device: str, *options: str) -> Iterator[int]:
     """A service that holds the pack as "bench"; its process."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["STAGER_SERVICE_SOCKET"] = f"{folder}/s.sock"
-        command = [sys.executable, "-m", "stager.cli", "serve", f"bench={pack}", "--device", device]
+        command = [sys.executable, "-m", "stager.cli", "serve", f"bench={pack}", "--device", device, *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:
             assert process.stdout is not None
