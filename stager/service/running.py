@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -11,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
@@ -31,6 +32,7 @@ _CALLS_SECONDS = 3.0
 _STREAMS_SECONDS = 20.0
 # After which a process that should have ended tells where it hangs, and ends all the same.
 _END_SECONDS = 45.0
+_WAKE_SECONDS = 0.5
 
 
 def name_packs(texts: Sequence[str]) -> dict[str, Path]:
@@ -169,7 +171,10 @@ class _Signals:
         self._told.put(signal.Signals(number).name)
 
     def wait(self) -> str:
-        return self._told.get()
+        while True:
+            # A handler runs when the main thread wakes, and a signal that another thread received does not wake it.
+            with contextlib.suppress(Empty):
+                return self._told.get(timeout=_WAKE_SECONDS)
 
     @property
     def again(self) -> bool:

@@ -216,6 +216,23 @@ print(n[True], flush=True)
         assert "Traceback" not in told
 
 
+def test_a_signal_that_another_thread_receives_ends_the_server_too(run_dir, pack_path):
+    script = """
+import signal, sys, threading, time
+from stager.service import running
+def receive():
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+    time.sleep(60)
+running.serve(
+    running.name_packs([sys.argv[1]]), device="cpu", socket=sys.argv[2],
+    ready=lambda _: threading.Thread(target=receive, daemon=True).start(),
+)
+"""
+    command = [sys.executable, "-c", script, str(pack_path), str(run_dir / "s.sock")]
+    assert subprocess.run(command, timeout=20).returncode == 0
+
+
 def test_an_end_that_hangs_says_where_and_is_an_end_all_the_same(run_dir, pack_path, processes):
     script = """
 import sys, time
