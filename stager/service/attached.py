@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import fcntl
-import hashlib
 import logging
 import mmap
 import os
@@ -33,7 +32,7 @@ from stager.service.flights import FORCED, told_by
 from stager.service.places import Life
 from stager.service.protocol import Beat, Blocks, Detach, DeviceHandle, Grant, Lease, Share, Shared, encode
 from stager.service.sharing import probes_of
-from stager.service.tables import LEAST_NBYTES, SEALS
+from stager.service.tables import LEAST_NBYTES, SEALS, digest_of
 
 if TYPE_CHECKING:
     from stager.service.client import Connection
@@ -178,7 +177,7 @@ class Hold:
             return table
         own = np.ascontiguousarray(table)
         flat = own.reshape(-1).view(np.uint8)
-        request = Share(self.id, hashlib.blake2b(flat.data, digest_size=16).hexdigest(), own.nbytes)
+        request = Share(self.id, digest_of(flat.data), own.nbytes)
         try:
             told = self._connection.ask(request, Shared)
             if not told.filled:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import threading
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bars_fixtures import bar_table
+from blake3 import blake3
 from service_fixtures import Client, Served, serving, until
 
 import stager
@@ -24,7 +24,7 @@ BIG = np.arange(1 << 19, dtype=np.float32)
 
 
 def digest(data):
-    return hashlib.blake2b(data, digest_size=16).hexdigest()
+    return blake3(bytes(data)).hexdigest(length=16)
 
 
 @pytest.fixture
