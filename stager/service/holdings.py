@@ -66,7 +66,10 @@ class Holding:
 
     def tell(self) -> PackInfo:
         pack = self.resident.pack
-        where = "cpu" if self.blocks is None else ", ".join(one.uuid for one in self.blocks.handles)
+        where = "cpu"
+        if self.blocks is not None:
+            first, *more = (one.uuid for one in self.blocks.handles)
+            where = f"{1 + len(more)} GPUs" if more else first
         return PackInfo(
             self.name, self.version, str(self.path), pack.manifest.fingerprint, pack.manifest.checksum, pack.n_rows,
             len(pack.columns), 0 if self.freed else self.resident.nbytes,

@@ -196,7 +196,7 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class PackInfo(msgspec.Struct, frozen=True):
-    """A pack that is held. `device` is "cpu" or the UUIDs of GPUs."""
+    """A pack that is held. `device` is "cpu", the UUID of a GPU, or how many GPUs: "2 GPUs"."""
 
     name: str
     version: int

@@ -354,6 +354,14 @@ def test_every_gpu_gathers_from_the_blocks_of_all(in_blocks, device, number):
     assert in_blocks.driver.log == [*["synchronize", "close"] * 3, "Detach"]
 
 
+def test_how_many_gpus_hold_the_rows_is_told(in_blocks):
+    (told,) = in_blocks.stats().packs
+    assert (told.device, told.nbytes) == ("3 GPUs", 100_000)
+    held = in_blocks.holdings.current("prices")
+    held.blocks = Blocks(held.blocks.handles[:1], 5000, 0)
+    assert in_blocks.stats().packs[0].device == GPU
+
+
 def test_one_block_is_read_from_another_gpu_too(on_gpu, monkeypatch):
     monkeypatch.setattr(on_gpu.driver, "seen", (OTHER, GPU))
     monkeypatch.setattr(client, "choose_device", lambda text: Device(int(text[-1]), "said so"))
