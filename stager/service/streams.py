@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from stager.batches.batch import Batch
+from stager.batches.folds import Fold as StagerFold
 from stager.batches.ranks import Ranks
 from stager.batches.stager import Stager
 from stager.config import format_nbytes
@@ -68,8 +69,7 @@ class Streams:
         opened = served.part(request.rank, request.serving.fold).opened
         if request.split is None:
             return opened
-        folds = served.stager.split(split_of(request.split))
-        return msgspec.structs.replace(opened, folds=[fold.counts for fold in folds])
+        return msgspec.structs.replace(opened, folds=served.counts(request.rank, request.split))
 
     def read(self, ticket: Ticket) -> tuple[pa.Schema, Iterator[pa.RecordBatch]] | None:
         """The batches of a ticket, each as a record batch; None where tables that were sent are not here any more.
@@ -193,6 +193,8 @@ class _Served:
         self._n_ranks, self._lock = serving.n_ranks, threading.Lock()
         # By rank and the bytes of the fold; the latest used one is the last.
         self._parts: dict[tuple[int, bytes], _Part] = {}
+        # The folds that were cut last, by rank and scheme: clients ask for one after the other.
+        self._split: tuple[tuple[int, bytes] | None, list[StagerFold]] = None, []
 
     def part(self, rank: int, fold: Fold | None) -> _Part:
         """What one rank gets, of all samples or of a fold.
@@ -216,14 +218,27 @@ class _Served:
             return part
 
     def _stager_of(self, rank: int, fold: Fold | None) -> Stager:
-        whole = self.stager if rank == 0 else self.stager.on_rank(Ranks(rank, self._n_ranks))
         if fold is None:
-            return whole
-        folds = whole.split(split_of(fold.split))
+            return self._of_rank(rank)
+        folds = self._folds(rank, fold.split)
         if fold.number >= len(folds):
             raise ServiceError(f"fold {fold.number} is asked for; there are folds 0 to {len(folds) - 1}")
         found = folds[fold.number]
         return found.train if fold.part == "train" else found.test
+
+    def counts(self, rank: int, split: dict[str, Any]) -> list[dict[str, int]]:
+        """Samples of the folds of a scheme."""
+        with self._lock:
+            return [fold.counts for fold in self._folds(rank, split)]
+
+    def _folds(self, rank: int, split: dict[str, Any]) -> list[StagerFold]:
+        key = rank, encode(split)
+        if self._split[0] != key:
+            self._split = key, self._of_rank(rank).split(split_of(split))
+        return self._split[1]
+
+    def _of_rank(self, rank: int) -> Stager:
+        return self.stager if rank == 0 else self.stager.on_rank(Ranks(rank, self._n_ranks))
 
     def close(self) -> None:
         with self._lock:

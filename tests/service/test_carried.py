@@ -190,9 +190,11 @@ SCHEMES = [
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 @pytest.mark.parametrize("name", ["prices", "panel"])
-def test_folds_are_those_of_a_stager(service_and_url, packs, name, scheme):
+def test_folds_are_those_of_a_stager(service_and_url, packs, monkeypatch, name, scheme):
     options = {"window": 4, "target": Target(horizon=2), "batch_size": 16, "last": "pad", "ranks": Ranks(1, 2),
                "normalize": Normalize("zscore", fit="train")}  # fmt: skip
+    real, n_splits = Stager.split, []
+    monkeypatch.setattr(Stager, "split", lambda self, one=None: (n_splits.append(one), real(self, one))[1])
     with Stager(packs[name], device="cpu", **options) as own, remote_of(service_and_url, name, **options) as theirs:
         folds = own.split(scheme)
         for mine, other in zip(folds, theirs.split(scheme), strict=True):
@@ -200,6 +202,8 @@ def test_folds_are_those_of_a_stager(service_and_url, packs, name, scheme):
             for part in ("train", "test"):
                 same_epoch(getattr(mine, part), getattr(other, part), 3)
                 getattr(other, part).close()
+        # Once here, and once there for all of the parts.
+        assert len(n_splits) == 2
         with pytest.raises(SampleError, match=r"split\(\) got 'walk_forward'"):
             theirs.split("walk_forward")
         with pytest.raises(SampleError, match="are too few for"):
