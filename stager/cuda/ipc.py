@@ -200,8 +200,8 @@ class Mapping:
 
     Attributes
     ----------
-    device : int
-        Ordinal in this process of the device that reads it.
+    device, owner : int
+        Ordinals in this process of the device that reads it, and of the one that it lies on.
     ptr : int
         Where the memory begins here.
 
@@ -213,12 +213,12 @@ class Mapping:
     def __init__(self, handle: Handle, driver: Driver, reader: int | None = None) -> None:
         self._driver, self._process = driver, os.getpid()
         self._lock = threading.Lock()
-        owner = device_of(handle.uuid, driver)
-        self.device = owner if reader is None else reader
-        if not driver.reads(self.device, owner):
+        self.owner = device_of(handle.uuid, driver)
+        self.device = self.owner if reader is None else reader
+        if not driver.reads(self.device, self.owner):
             raise DeviceError(
-                f"cuda:{self.device} can't read the memory of cuda:{owner} (no peer access), where the service has "
-                f"rows; attach on that GPU, or with device='cpu'"
+                f"cuda:{self.device} can't read the memory of cuda:{self.owner} (no peer access), where the service "
+                f"has rows; attach on that GPU, or with device='cpu'"
             )
         self._base: int | None = driver.open_handle(self.device, handle.handle)
         self.ptr = self._base + handle.offset

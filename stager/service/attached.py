@@ -128,8 +128,7 @@ class Hold:
         from stager.cuda.spread import Layout, SpreadRows
 
         driver = ipc.CudaIpc()
-        owners = [ipc.device_of(one.uuid, driver) for one in blocks.handles]
-        device = owners[0] if reader is None else reader
+        device = ipc.device_of(blocks.handles[0].uuid, driver) if reader is None else reader
         layout, width = Layout(pack.n_rows, blocks.base_rows, blocks.halo), len(pack.columns)
         if [4 * width * (stop - first) for first, stop in layout.spans] != [one.nbytes for one in blocks.handles]:
             raise ServiceError(f"the blocks that the service has of {name!r} are not those of its rows")
@@ -140,6 +139,7 @@ class Hold:
             self._mappings.append(mapping)
             parts.append(ipc.array_of(mapping, one.nbytes, owner, (stop - first, width), np.float32))
         kernels.compiled(device)
+        owners = [mapping.owner for mapping in self._mappings]
         self._tables_are_near = device == owners[0]
         if owners == [device]:
             ((rows, memory),) = parts
@@ -149,7 +149,6 @@ class Hold:
         where = Device(device, f"the service holds the pack on {named}, which it reads")
         rows = SpreadRows(layout, [array for array, _ in parts], device)
         memories = [memory for _, memory in parts]
-        del parts
         return self._made(Attached(pack, where, "spread", f"attached, in blocks on {named}", rows, memories))
 
     def _made(self, resident: Attached) -> Attached:
