@@ -4,7 +4,7 @@
 DataLoader, and through TensorSocket, where these are installed. Measured are seconds from a warm process (imports and
 CUDA context done) to the first batch, bytes in use, and samples a second, each and together.
 
-python benchmarks/service.py                        # a pack of 15 GiB: 45 GB of disk, 64 GB of memory; H200: 8 minutes
+python benchmarks/service.py                        # a pack of 15 GiB: 50 GB of disk
 python benchmarks/service.py --pack bars.pack       # this pack
 python benchmarks/service.py --gib 0.25 --device cpu
 """

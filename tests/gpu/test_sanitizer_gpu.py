@@ -18,7 +18,7 @@ import itertools
 import cupy
 import numpy as np
 from bars_fixtures import memory_pack
-from stager import Normalize, Panel, Select, Stager, Target, panel
+from stager import Normalize, Select, Stager, Target, panel
 from stager.cuda import GraphBatch
 
 # Beyond a small allocation lies what other arrays of the pool take; each has its own, so that nothing hides there.
