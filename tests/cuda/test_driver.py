@@ -101,6 +101,15 @@ def test_allocations_are_counted(fake, monkeypatch):
     assert one.n_allocations == 3
 
 
+def test_large_allocations_are_whole_pages(fake, monkeypatch):
+    # Other processes open memory of any other size in small pages, and read it many times slower.
+    monkeypatch.setattr(driver.cupy.cuda, "Memory", lambda nbytes: nbytes)
+    page = driver.PAGE_NBYTES
+    assert [CudaDriver(0).allocate(nbytes) for nbytes in (page - 1, page, page + 1, 3 * page)] == [
+        page, page, 2 * page, 3 * page,
+    ]  # fmt: skip
+
+
 def test_one_memory_for_both_is_noticed(fake):
     assert not CudaDriver(0).shares_memory
     fake.attributes[2] = 1
