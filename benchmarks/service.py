@@ -12,6 +12,7 @@ python benchmarks/service.py --gib 0.25 --device cpu
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.util
 import json
 import os
@@ -19,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,13 +39,33 @@ from stager.batches.devices import count_devices
 from stager.errors import StagingMemoryError
 from stager.service import asking
 
-WINDOW, BATCH = 64, 256
+WINDOW, BATCH, EPOCH_BATCHES = 64, 256, 512
 BLOCK_NBYTES, N_SYMBOLS = 1 << 30, 500
+ANSWER_SECONDS = 90
 MODES = {"service": "attached to a service", "own": "each for itself", "torch": "torch DataLoader each",
          "socket": "TensorSocket"}  # fmt: skip
 
 
 # ------------------------------------------------------------------------------- a trainer
+
+
+def windows_loader(pack: str, pin_memory: bool = False) -> Any:
+    """torch's loader of shuffled windows of the mapped rows."""
+    import torch
+
+    rows = np.load(Path(pack) / "segment-0" / "rows.npy", mmap_mode="r")
+
+    class Windows(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
+        def __len__(self) -> int:
+            return len(rows) - WINDOW
+
+        def __getitem__(self, index: int) -> Any:
+            return (torch.from_numpy(np.array(rows[index : index + WINDOW])),)
+
+    # Drawing is not what is measured: torch's own sampler would permute all of the rows first. Epochs are short: a
+    # consumer of TensorSocket that comes late waits for the next one.
+    sampler = torch.utils.data.RandomSampler(Windows(), replacement=True, num_samples=EPOCH_BATCHES * BATCH)
+    return torch.utils.data.DataLoader(Windows(), BATCH, sampler=sampler, num_workers=2, pin_memory=pin_memory)
 
 
 class Trainer:
@@ -59,9 +81,7 @@ class Trainer:
             cupy.zeros(1).sum().item()  # the context, and its first kernel
         pa.array([0.0]).to_numpy()  # imports pandas where it is installed
         if mode in ("torch", "socket"):
-            import torch
-
-            self.torch = torch
+            importlib.import_module(mode if mode == "torch" else "tensorsocket")
 
     def load(self) -> dict[str, Any]:
         """To the first batch; the building of the trainer's own tables is told apart."""
@@ -87,27 +107,18 @@ class Trainer:
             epoch += 1
 
     def loader(self) -> Iterator[Any]:
-        rows = np.load(Path(self.pack) / "segment-0" / "rows.npy", mmap_mode="r")
-        torch, device = self.torch, "cpu" if self.device == "cpu" else "cuda"
-
-        class Windows(torch.utils.data.Dataset):  # type: ignore[name-defined,misc]
-            def __len__(self) -> int:
-                return len(rows) - WINDOW
-
-            def __getitem__(self, index: int) -> Any:
-                return torch.from_numpy(np.array(rows[index : index + WINDOW]))
-
-        # Drawing is not what is measured: torch's own sampler would permute all of the rows first.
-        sampler = torch.utils.data.RandomSampler(Windows(), replacement=True, num_samples=1 << 40)
-        with_cuda = {"pin_memory": device == "cuda"}
-        for batch in torch.utils.data.DataLoader(Windows(), BATCH, sampler=sampler, num_workers=2, **with_cuda):
-            yield batch.to(device, non_blocking=True)
+        loader = windows_loader(self.pack, pin_memory=self.device != "cpu")
+        while True:
+            for (batch,) in loader:
+                yield batch.to("cpu" if self.device == "cpu" else "cuda", non_blocking=True)
 
     def consumer(self) -> Iterator[Any]:
         from tensorsocket import TensorConsumer
 
-        for batch in TensorConsumer():
-            yield batch[1][0] if isinstance(batch, tuple) else batch
+        consumer = TensorConsumer(batch_size=BATCH)
+        while True:
+            for (batch,) in consumer:
+                yield batch
 
     def wait(self, x: Any) -> None:
         if self.xp is not np:
@@ -159,7 +170,12 @@ class Process:
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
+        timer = threading.Timer(ANSWER_SECONDS, self.process.kill)
+        timer.start()
         line = self.process.stdout.readline()
+        if not line and not timer.is_alive():
+            raise LeftOutError(f"a trainer had no batch in {ANSWER_SECONDS} s")
+        timer.cancel()
         if not line:
             raise RuntimeError(f"a trainer ended with {self.process.wait()}")
         answer: dict[str, Any] = json.loads(line)
@@ -275,16 +291,22 @@ def ceiling(device: str) -> float:
     return nbytes / float(done.stdout)
 
 
-def producer(pack: Path, device: str) -> subprocess.Popen[str]:
-    """TensorSocket's side that loads; its consumers get what it sends."""
+@contextmanager
+def producer(pack: Path) -> Iterator[int]:
+    """TensorSocket's side that loads, whose consumers get what it sends; its process."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
-        "import service, torch\nfrom tensorsocket import TensorProducer\n"
-        "t = service.Trainer('torch', sys.argv[2], sys.argv[3])\n"
-        "made = TensorProducer(t.loader())\n"
-        "for _ in made: pass\n"
+        "import service\nfrom tensorsocket import TensorProducer\n"
+        # It keeps the last batches for those that join a little later: of 10 KiB a window 0.5 GB.
+        "producer = TensorProducer(service.windows_loader(sys.argv[2]), rubber_band_pct=0.4)\n"
+        "while True:\n    for _ in producer: pass\n"
     )
-    return subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), str(pack), device], text=True)
+    process = subprocess.Popen([sys.executable, "-c", code, str(Path(__file__).parent), str(pack)])
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
 
 
 def main() -> None:
@@ -293,6 +315,7 @@ def main() -> None:
     parser.add_argument("--gib", type=float, default=15.0, help="rows of the pack that is made [%(default)s]")
     parser.add_argument("--device", default="cuda:0" if count_devices() else "cpu")
     parser.add_argument("--trainers", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--modes", choices=list(MODES), nargs="+", help="only these; default: all that are installed")
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement [%(default)s]")
     parser.add_argument("--folder", type=Path, help="where the pack is made; default: a temporary directory")
     parser.add_argument("--trainer", choices=list(MODES), help=argparse.SUPPRESS)
@@ -321,27 +344,27 @@ def main() -> None:
             print({key: round(value, 4) if isinstance(value, float) else value for key, value in made.items()})
 
         baseline = used_nbytes(options.device, [])
-        with service(pack, options.device) as server:
-            small = [attaching(), asking_for_stats()]
-            save("service", {f"Requests {where}": small})
-            for made in small:
-                print(made)
+        peers = {"torch": "torch", "socket": "tensorsocket"}
+        modes = options.modes or [one for one in MODES if one not in peers or importlib.util.find_spec(peers[one])]
+
+        def run(mode: str, n: int, others: list[int]) -> None:
+            note(trial(mode, n, pack, options.device, options.seconds, baseline, others))
+
+        for mode in modes:
+            if mode == "service":
+                with service(pack, options.device) as server:
+                    small = [attaching(), asking_for_stats()]
+                    save("service", {f"Requests {where}": small})
+                    print(*small, sep="\n")
+                    for n in options.trainers:
+                        run(mode, n, [server])
+                continue
             for n in options.trainers:
-                note(trial("service", n, pack, options.device, options.seconds, baseline, [server]))
-        others = ["own"]
-        if importlib.util.find_spec("torch"):
-            others.append("torch")
-        for mode in others:
-            for n in options.trainers:
-                note(trial(mode, n, pack, options.device, options.seconds, baseline, []))
-        if importlib.util.find_spec("tensorsocket"):
-            for n in options.trainers:
-                sending = producer(pack, options.device)
-                try:
-                    note(trial("socket", n, pack, options.device, options.seconds, baseline, [sending.pid]))
-                finally:
-                    sending.kill()
-                    sending.wait()
+                if mode == "socket":
+                    with producer(pack) as sending:
+                        run(mode, n, [sending])
+                else:
+                    run(mode, n, [])
 
 
 if __name__ == "__main__":
