@@ -23,9 +23,8 @@ _MAX_BLOCKS = 1 << 16
 
 # Kernels read whole loads of so many bytes, also the last one of a memory.
 LOAD_NBYTES = 16
-# The pages of large allocations. A process that opens one of another size by IPC gets it in small pages: on an H200,
-# 15 GiB and 32 bytes opened in 113 ms (15 GiB: 0.8) and were gathered from at 56 GB/s (15 GiB: 1,686).
-PAGE_NBYTES = 2 << 20
+# Another process that opens a large allocation by IPC reads it many times slower unless its size is a multiple of this.
+DEVICE_PAGE_NBYTES = 2 << 20
 # invalid value, out of memory, operating system, not permitted, not supported, already registered
 _REFUSALS = {1, 2, 304, 800, 801, 712}
 
@@ -90,7 +89,7 @@ class CudaDriver:
 
         The driver itself takes whole pages of 2 MiB for what is larger than one.
         """
-        unit = PAGE_NBYTES if nbytes > PAGE_NBYTES else LOAD_NBYTES
+        unit = DEVICE_PAGE_NBYTES if nbytes > DEVICE_PAGE_NBYTES else LOAD_NBYTES
         with relaxed(), cupy.cuda.Device(self.device):
             try:
                 memory = cupy.cuda.Memory(-(-nbytes // unit) * unit)
