@@ -44,6 +44,7 @@ BLOCK_NBYTES, N_SYMBOLS = 1 << 30, 500
 ANSWER_SECONDS = 90
 MODES = {"service": "attached to a service", "own": "each for itself", "torch": "torch DataLoader each",
          "socket": "TensorSocket"}  # fmt: skip
+NEEDS = {"torch": "torch", "socket": "tensorsocket"}
 
 
 # ------------------------------------------------------------------------------- a trainer
@@ -80,8 +81,8 @@ class Trainer:
             self.xp = cupy
             cupy.zeros(1).sum().item()  # the context, and its first kernel
         pa.array([0.0]).to_numpy()  # imports pandas where it is installed
-        if mode in ("torch", "socket"):
-            importlib.import_module(mode if mode == "torch" else "tensorsocket")
+        if mode in NEEDS:
+            importlib.import_module(NEEDS[mode])
 
     def load(self) -> dict[str, Any]:
         """To the first batch; the building of the trainer's own tables is told apart."""
@@ -132,7 +133,7 @@ class Trainer:
             for _ in range(16):
                 x = next(self.batches)
                 n += len(x)
-            if self.mode in ("torch", "socket"):
+            if self.mode in NEEDS:
                 self.wait(x)
         self.wait(x)
         elapsed = time.perf_counter() - begun
@@ -344,11 +345,10 @@ def main() -> None:
             print({key: round(value, 4) if isinstance(value, float) else value for key, value in made.items()})
 
         baseline = used_nbytes(options.device, [])
-        peers = {"torch": "torch", "socket": "tensorsocket"}
-        modes = options.modes or [one for one in MODES if one not in peers or importlib.util.find_spec(peers[one])]
+        modes = options.modes or [one for one in MODES if one not in NEEDS or importlib.util.find_spec(NEEDS[one])]
 
-        def run(mode: str, n: int, others: list[int]) -> None:
-            note(trial(mode, n, pack, options.device, options.seconds, baseline, others))
+        def run(mode: str, n: int, *others: int) -> None:
+            note(trial(mode, n, pack, options.device, options.seconds, baseline, list(others)))
 
         for mode in modes:
             if mode == "service":
@@ -357,14 +357,14 @@ def main() -> None:
                     save("service", {f"Requests {where}": small})
                     print(*small, sep="\n")
                     for n in options.trainers:
-                        run(mode, n, [server])
-                continue
-            for n in options.trainers:
-                if mode == "socket":
+                        run(mode, n, server)
+            elif mode == "socket":
+                for n in options.trainers:
                     with producer(pack) as sending:
-                        run(mode, n, [sending])
-                else:
-                    run(mode, n, [])
+                        run(mode, n, sending)
+            else:
+                for n in options.trainers:
+                    run(mode, n)
 
 
 if __name__ == "__main__":

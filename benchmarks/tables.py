@@ -61,6 +61,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 def _shown(key: str, value: float) -> str:
     if key == "gbps":
         return f"{value:.1f}"
+    if key in ("each", "together"):
+        return short(value)
     return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
 
 
